@@ -1,0 +1,68 @@
+"""Fits: can a request of this length run now, later, or never."""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from kvpool import arguments
+from kvpool.room import lengths_after, missing_columns
+from kvpool.state import State, by_pool, ceil_div, held_columns, state_held
+from kvpool.status import Status
+
+
+def fits(state: State, num_tokens, keep_free: int | Mapping[str, int] = 0) -> jax.Array:
+    """Judges rows one by one: would num_tokens more fit?  A free row counts as empty.
+
+    Args:
+      num_tokens: i32[S], of any length: what is beyond max_step_tokens is taken in such steps.
+      keep_free: blocks of every pool, or {group name: blocks} of some, that must stay free.
+
+    Returns:
+      i32[S]: Status.OK; Status.LATER, blocks are short now; Status.NEVER, no sequence of steps
+      gets there. A row at 0 tokens or less needs nothing and is OK.
+
+    Raises:
+      ValueError, SpecError: for num_tokens of another shape or kind, an unknown group.
+    """
+    num_tokens = arguments.int32("num_tokens", num_tokens, state.seq_lens.shape)
+    plan = state.plan
+    keep = [0] * len(plan.pool_sizes)
+    for index, group in enumerate(plan.spec.groups):
+        blocks = keep_free.get(group.name, 0) if isinstance(keep_free, Mapping) else keep_free
+        keep[plan.pool_of[index]] = max(keep[plan.pool_of[index]], blocks)
+    if isinstance(keep_free, Mapping):
+        for name in keep_free:
+            plan.spec.group_index(name)
+    return _fits(state, num_tokens, tuple(keep))
+
+
+@functools.partial(jax.jit, static_argnames="keep")
+def _fits(state, num_tokens, keep):
+    plan = state.plan
+    too_long = num_tokens > plan.max_seq_len - state.seq_lens
+    target = state.seq_lens + jnp.where((num_tokens > 0) & ~too_long, num_tokens, 0)
+    held = state_held(state)
+    lengths = lengths_after(state, target, tail_only=False)
+    in_one_step = missing_columns(held, held_columns(plan, state.seq_lens, *lengths)).count
+    needs, most = [], []
+    for index, group in enumerate(plan.spec.groups):
+        one_step = in_one_step[index]
+        if not group.region.span:
+            needs.append(one_step)
+            most.append(held.count[index] + one_step)
+            continue
+        bound = plan.blocks_per_row(group)
+        columns = ceil_div(target, group.block_size) - held.start[index]
+        in_steps = jnp.maximum(jnp.minimum(columns, bound) - held.count[index], 0)
+        needs.append(jnp.where(num_tokens > plan.max_step_tokens, in_steps, one_step))
+        # With steps of one token a row never holds more than this.
+        fewest = group.region.blocks_per_row(group.block_size, 1, plan.max_seq_len)
+        most.append(jnp.minimum(columns, fewest))
+    free = state.pool.num_free - jnp.asarray(keep, jnp.int32)
+    sizes = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
+    later = jnp.any(by_pool(plan, jnp.stack(needs)) > free[:, None], axis=0)
+    never = too_long | jnp.any(by_pool(plan, jnp.stack(most)) > sizes, axis=0)
+    verdict = jnp.where(never, Status.NEVER, jnp.where(later, Status.LATER, Status.OK))
+    return jnp.where(num_tokens > 0, verdict, Status.OK).astype(jnp.int32)

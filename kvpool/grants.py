@@ -1,0 +1,65 @@
+"""Who is served: the rule that every allocating verb applies to the blocks its rows ask for."""
+
+import jax
+import jax.numpy as jnp
+
+from kvpool.plan import Plan
+from kvpool.state import State, by_pool
+from kvpool.status import Result, Status
+
+
+def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) -> Result:
+    """Grants rows their blocks.
+
+    Args:
+      needs: i32[G, R], new blocks that each row wants.
+      status: i32[R]; rows at OK are well-formed, SKIPPED ones were not asked, others are at fault.
+      each: True serves rows in order: a row is granted when the blocks asked by it and by all
+        well-formed rows before it are free in every pool, or when it needs none. False grants all
+        rows or none.
+
+    Returns:
+      A Result without copies and blocks.
+    """
+    well_formed = status == Status.OK
+    asked = by_pool(state.plan, jnp.where(well_formed, needs, 0))  # i32[P, R]
+    total = jnp.sum(asked, axis=1, dtype=jnp.int32)
+    free = state.pool.num_free
+    all_fit = jnp.all(total <= free)
+    if each:
+        granted = well_formed & jax.lax.cond(all_fit, _everyone, _in_order, asked, free)
+        refused = Status.OUT_OF_BLOCKS
+    else:
+        at_fault = jnp.any(~well_formed & (status != Status.SKIPPED))
+        granted = well_formed & all_fit & ~at_fault
+        refused = jnp.where(all_fit, jnp.int32(Status.HELD_BACK), jnp.int32(Status.OUT_OF_BLOCKS))
+    return Result(
+        granted=granted,
+        status=jnp.where(well_formed & ~granted, refused, status).astype(jnp.int32),
+        ok=jnp.all(granted | (status == Status.SKIPPED)),
+        shortfall=_per_group(state.plan, jnp.maximum(total - free, 0)),
+        copies={},
+        blocks={},
+    )
+
+
+def _everyone(asked, free):
+    return jnp.ones(asked.shape[1], bool)
+
+
+def _in_order(asked, free):
+    fits = jnp.all(jnp.cumsum(asked, axis=1, dtype=jnp.int32) <= free[:, None], axis=0)
+    return fits | ~jnp.any(asked > 0, axis=0)
+
+
+def _per_group(plan: Plan, values: jax.Array) -> dict[str, jax.Array]:
+    pairs = zip(plan.spec.groups, plan.pool_of, strict=True)
+    return {group.name: values[pool] for group, pool in pairs}
+
+
+def first_fault(asked: jax.Array, *faults: tuple[jax.Array, Status]) -> jax.Array:
+    """i32[R]: SKIPPED where not asked, else the status of the first fault that holds, else OK."""
+    status = jnp.full(asked.shape, int(Status.OK), jnp.int32)
+    for holds, fault in reversed(faults):
+        status = jnp.where(holds, jnp.int32(fault), status)
+    return jnp.where(asked, status, jnp.int32(Status.SKIPPED))

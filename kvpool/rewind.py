@@ -1,0 +1,108 @@
+"""Truncate: rows go back to a shorter length, or give back the room beyond the present one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from kvpool import arguments, block_pool, indices, tables
+from kvpool.cache import give_back
+from kvpool.grants import first_fault, serve
+from kvpool.indices import NULL_BLOCK
+from kvpool.regions import quotient
+from kvpool.state import State, ceil_div, state_held
+from kvpool.status import Status
+
+
+def truncate(state: State, seq_lens):
+    """Takes rows back to seq_lens tokens and gives back blocks and room beyond.
+
+    Args:
+      seq_lens: i32[S], at most the settled length; a negative one is not asked. 0 gives back
+        everything.
+
+    Returns:
+      (state, Result with R = S). A row is UNREACHABLE, and unchanged, when a window, chunk or state
+      group no longer holds what a query at the shorter length reads. A cut inside a block that has
+      other holders takes a copy of it, owed in `copies`.
+
+    Raises:
+      ValueError: for seq_lens of another shape or kind.
+    """
+    return _truncate(state, arguments.int32("seq_lens", seq_lens, state.seq_lens.shape))
+
+
+@jax.jit
+def _truncate(state, seq_lens):
+    status = first_fault(
+        (seq_lens > 0) | ((seq_lens == 0) & state.live),
+        (~state.live, Status.FREE_ROW),
+        (seq_lens > state.seq_lens, Status.BAD_ARGUMENT),
+        (~_reachable(state, seq_lens), Status.UNREACHABLE),
+    )
+    length = jnp.where(status == Status.OK, seq_lens, 0)
+    column, tail, wanted = _cut_blocks(state, length)
+    result = serve(state, wanted.astype(jnp.int32), status)
+    wanted &= result.granted
+    pool, ids = block_pool.take_one_each(state.pool, state.plan.pool_of, wanted)
+    start, stop = _given_back(state, length, wanted)
+    state = give_back(
+        dataclasses.replace(state, pool=pool), None, start, jnp.where(result.granted, stop, start)
+    )
+    groups = jnp.arange(len(state.plan.pool_of), dtype=jnp.int32)[:, None]
+    rows = jnp.arange(state.seq_lens.shape[0], dtype=jnp.int32)[None]
+    table = tables.put(state.table, groups, rows, column, ids, ids != NULL_BLOCK)
+    lengths = {
+        name: jnp.where(result.granted, length, getattr(state, name))
+        for name in ("seq_lens", "room", "solid", "tail")
+    }
+    state = dataclasses.replace(state, table=table, **lengths)
+    copies = {
+        group.name: (jnp.where(wanted[g], tail[g], NULL_BLOCK), ids[g])
+        for g, group in enumerate(state.plan.spec.groups)
+    }
+    return state, result._replace(copies=copies)
+
+
+def _reachable(state: State, length: jax.Array) -> jax.Array:
+    """bool[S]: every group still holds what a query at `length` <= seq_lens reads."""
+    reachable = jnp.ones(length.shape, bool)
+    for group in state.plan.spec.groups:
+        if group.is_state:
+            reachable &= (length == 0) | (length == state.seq_lens)
+        elif group.region.span:
+            no_past = group.region.first_read(length) >= length
+            reachable &= no_past | (
+                group.dead_columns(length) >= group.dead_columns(state.seq_lens)
+            )
+    return reachable
+
+
+def _cut_blocks(state: State, length: jax.Array):
+    """The block that each cut falls into, and whether the row needs one of its own for it.
+
+    Returns:
+      (column i32[G, S], block id i32[G, S], wanted bool[G, S]).  Wanted where the block has other
+      holders, or is held no more: a cut at the start of a chunk needs none of the past.
+    """
+    spec, rows = state.plan.spec, jnp.arange(length.shape[0], dtype=jnp.int32)
+    columns, inside = [], []
+    for group in spec.groups:
+        columns.append(quotient(length, group.block_size) * (not group.is_state))
+        inside.append((columns[-1] * group.block_size != length) & (not group.is_state))
+    column, inside = jnp.stack(columns), jnp.stack(inside)
+    groups = jnp.arange(len(spec.groups), dtype=jnp.int32)[:, None]
+    ids = tables.take(state.table, groups, rows[None], column, inside)
+    pools = jnp.asarray(state.plan.pool_of, jnp.int32)[:, None]
+    holders = indices.take(state.pool.holders, state.pool.place(pools, ids), 0)
+    return column, ids, inside & (holders != 1)
+
+
+def _given_back(state: State, length: jax.Array, replaced: jax.Array):
+    """Columns [start, stop) i32[G, S] that a row of `length` gives up, the `replaced` ones too."""
+    held = state_held(state)
+    kept = jnp.stack([
+        (length > 0).astype(jnp.int32) if group.is_state else ceil_div(length, group.block_size)
+        for group in state.plan.spec.groups
+    ])
+    return jnp.maximum(held.start, kept - replaced), held.stop

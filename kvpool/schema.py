@@ -1,0 +1,62 @@
+"""The stored form of a spec: JSON values, with a version.
+
+Raise `VERSION` when the form changes, keep reading the older ones, and keep a fixture of each.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from kvpool.regions import Buffer, Region, SharedWith
+from kvpool.status import SpecError
+
+VERSION = 1
+
+
+def check_version(data: Mapping) -> None:
+    """SpecError unless this version of kvpool reads the dictionary's `schema_version`."""
+    version = data.get("schema_version")
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise SpecError(f"schema_version: got {version!r}, the newest known here is {VERSION}")
+
+
+def refuse_unknown(where, data, known):
+    unknown = sorted(set(data) - set(known))
+    if unknown:
+        raise SpecError(f"{where}: unknown key {', '.join(unknown)}; known are {sorted(known)}")
+
+
+def layer_to_json(layer):
+    if isinstance(layer, Region):
+        retention = layer.retention
+        return {
+            "retention": retention if isinstance(retention, str) else list(retention),
+            # A list, since the order of the buffers is their order in memory.
+            "buffers": [
+                {"name": b.name, "shape": list(b.shape), "dtype": b.dtype} for b in layer.buffers
+            ],
+            "tokens_per_entry": layer.tokens_per_entry,
+        }
+    if isinstance(layer, SharedWith):
+        return {"shared_with": int(layer.layer), "tag": layer.tag}
+    if isinstance(layer, dict):
+        return {"tags": [{"tag": tag, "region": layer_to_json(r)} for tag, r in layer.items()]}
+    return None
+
+
+def layer_from_json(number, data):
+    if data is None:
+        return None
+    if not isinstance(data, Mapping):
+        raise SpecError(f"layer {number}: wanted an object or null, got {data!r}")
+    where = f"layer {number}"
+    if "shared_with" in data:
+        refuse_unknown(where, data, {"shared_with", "tag"})
+        return SharedWith(data["shared_with"], data.get("tag"))
+    if "tags" in data:
+        refuse_unknown(where, data, {"tags"})
+        return {item["tag"]: layer_from_json(number, item["region"]) for item in data["tags"]}
+    refuse_unknown(where, data, {"retention", "buffers", "tokens_per_entry"})
+    for buffer in data.get("buffers", ()):
+        refuse_unknown(f"{where}, buffer", buffer, {f.name for f in dataclasses.fields(Buffer)})
+    buffers = {b["name"]: (b["shape"], b["dtype"]) for b in data.get("buffers", ())}
+    return Region(data.get("retention"), buffers, data.get("tokens_per_entry", 1))

@@ -1,0 +1,132 @@
+"""State: the whole bookkeeping of a cache as one immutable pytree, and what it says of rows."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvpool import block_pool, indices, regions, tables
+from kvpool.block_pool import BlockPool
+from kvpool.tables import BlockTable
+from kvpool.plan import Plan
+from kvpool.spec import CacheSpec
+from kvpool.status import SpecError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """S rows over the plan's groups and pools.
+
+    A row's positions below `room` have blocks. A `tail_only` reserve leaves a gap in the window
+    and chunk groups: they lack the positions from `solid` up to the first that a query at `tail`
+    reads. Without a gap solid = tail = room.
+    """
+
+    seq_lens: jax.Array  # i32[S], settled tokens
+    room: jax.Array  # i32[S], seq_lens <= solid <= tail <= room
+    solid: jax.Array  # i32[S]
+    tail: jax.Array  # i32[S]
+    live: jax.Array  # bool[S], admitted and not released
+    table: BlockTable
+    pool: BlockPool
+    faults: jax.Array  # i32[], sticky bits of status.Fault
+    plan: Plan = dataclasses.field(metadata=dict(static=True))
+
+
+def init_state(spec: CacheSpec, plan: Plan, device=None) -> State:
+    """A state whose rows and blocks are all free.
+
+    Args:
+      device: a jax Device or Sharding; None takes jax's default device. The CPU device is a good
+        home for the bookkeeping of a cache on an accelerator.
+
+    Raises:
+      SpecError: when the plan was made for another spec.
+    """
+    check_plan(spec, plan)
+    rows = jnp.zeros(plan.max_seqs, jnp.int32)
+    state = State(
+        seq_lens=rows, room=rows, solid=rows, tail=rows,
+        live=jnp.zeros(plan.max_seqs, bool),
+        table=tables.init(plan.max_seqs, tuple(map(plan.columns, spec.groups))),
+        pool=block_pool.init(plan.pool_sizes),
+        faults=jnp.zeros((), jnp.int32),
+        plan=plan,
+    )
+    # A copy for every leaf: a donated state must not name one buffer twice.
+    return jax.tree.map(lambda x: jax.device_put(np.array(x), device), state)
+
+
+def check_plan(spec: CacheSpec, plan: Plan) -> None:
+    """SpecError unless the plan was made for this spec."""
+    if plan.spec != spec:
+        raise SpecError(
+            f"plan: made for the spec {plan.spec.digest[:12]}, got the spec {spec.digest[:12]}"
+        )
+
+
+def table_of(state: State, group: str) -> jax.Array:
+    """The block table of a group: i32[S, ceil(max_seq_len / B)], of a state group i32[S, 1].
+
+    Column i holds the block of tokens [i*B, (i+1)*B), NULL_BLOCK where the row holds none.
+    """
+    return tables.of_group(state.table, state.plan.spec.group_index(group))
+
+
+def free_blocks(state: State) -> dict[str, jax.Array]:
+    """{group name: i32[]}, blocks of the group's pool that nobody holds."""
+    pairs = zip(state.plan.spec.groups, state.plan.pool_of, strict=True)
+    return {group.name: state.pool.num_free[pool] for group, pool in pairs}
+
+
+class Held(NamedTuple):
+    """Columns that rows hold: [start, gap) and [resume, stop); gap = resume where there is none."""
+
+    start: jax.Array  # i32[G, R]
+    gap: jax.Array  # i32[G, R]
+    resume: jax.Array  # i32[G, R]
+    stop: jax.Array  # i32[G, R]
+
+    @property
+    def count(self) -> jax.Array:
+        return self.stop - self.start - (self.resume - self.gap)
+
+
+def held_columns(plan: Plan, seq_lens, room, solid, tail) -> Held:
+    """What rows of these lengths hold in every group; the closed form that all verbs keep to."""
+    columns = []
+    for group in plan.spec.groups:
+        if group.is_state:
+            taken = (room > 0).astype(jnp.int32)
+            columns.append((taken * 0, taken, taken, taken))
+            continue
+        size = group.block_size
+        stop = ceil_div(room, size)
+        gap = ceil_div(solid, size)
+        resume = jnp.maximum(gap, group.dead_columns(tail)) if group.region.span else gap
+        columns.append((group.dead_columns(seq_lens), gap, resume, stop))
+    return Held(*(jnp.stack(part) for part in zip(*columns, strict=True)))
+
+
+def state_held(state: State, rows=None) -> Held:
+    """`held_columns` of the rows named, or of all; an absent row holds nothing."""
+    lengths = (state.seq_lens, state.room, state.solid, state.tail)
+    if rows is not None:
+        lengths = tuple(indices.take(x, rows, 0) for x in lengths)
+    return held_columns(state.plan, *lengths)
+
+
+def ceil_div(tokens, size: int):
+    """ceil(tokens / size) without overflow, for tokens >= 0."""
+    return regions.quotient(tokens + (size - 1), size) if size > 1 else tokens
+
+
+def by_pool(plan: Plan, counts: jax.Array) -> jax.Array:
+    """[G, ...] counts per group summed into [P, ...] per pool."""
+    if plan.pool_of == tuple(range(len(plan.pool_of))):
+        return counts
+    pools = jnp.arange(len(plan.pool_sizes))[:, None] == jnp.asarray(plan.pool_of)
+    return jnp.tensordot(pools.astype(jnp.int32), counts, axes=1)
