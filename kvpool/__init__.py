@@ -5,9 +5,9 @@ large arrays, `Storage`, updated in place under donation.
 """
 
 from kvpool.cache import advance, clear_faults, release, reserve
-from kvpool.invariants import check
 from kvpool.forecast import fits
 from kvpool.indices import NULL_BLOCK
+from kvpool.invariants import check
 from kvpool.plan import Plan, plan
 from kvpool.regions import (
     ChunkedLocal,
@@ -20,9 +20,85 @@ from kvpool.regions import (
     SlidingWindow,
 )
 from kvpool.retains import drop, retain, snapshot
+from kvpool.rewind import truncate
 from kvpool.sharing import Prefix, admit, fork
 from kvpool.spec import CacheSpec, Group
 from kvpool.state import State, free_blocks, init_state
 from kvpool.state import table_of as block_table
 from kvpool.status import Fault, InvariantError, Result, SpecError, Status
-from kvpool.rewind import truncate
+from kvpool.step import ragged_view, step_view
+from kvpool.storage import (
+    Storage,
+    copy_blocks,
+    export_blocks,
+    import_blocks,
+    init_storage,
+    read,
+    read_state,
+    write,
+    write_state,
+)
+
+
+def init(spec: CacheSpec, plan: Plan, device=None) -> tuple[State, Storage]:
+    """(state, storage) of a plan, all rows and blocks free, both on `device`.
+
+    Args:
+      device: as in `init_state`. For a state and a storage on different devices call `init_state`
+        and `init_storage`.
+
+    Raises:
+      SpecError: when the plan was made for another spec.
+    """
+    return init_state(spec, plan, device), init_storage(spec, plan, device)
+
+
+__all__ = [
+    "NULL_BLOCK",
+    "CacheSpec",
+    "ChunkedLocal",
+    "Compressed",
+    "Fault",
+    "FullAttention",
+    "Group",
+    "InvariantError",
+    "LatentAttention",
+    "Plan",
+    "Prefix",
+    "RecurrentState",
+    "Region",
+    "Result",
+    "SharedWith",
+    "SlidingWindow",
+    "SpecError",
+    "State",
+    "Status",
+    "Storage",
+    "admit",
+    "advance",
+    "block_table",
+    "check",
+    "clear_faults",
+    "copy_blocks",
+    "drop",
+    "export_blocks",
+    "fits",
+    "fork",
+    "free_blocks",
+    "import_blocks",
+    "init",
+    "init_state",
+    "init_storage",
+    "plan",
+    "ragged_view",
+    "read",
+    "read_state",
+    "release",
+    "reserve",
+    "retain",
+    "snapshot",
+    "step_view",
+    "truncate",
+    "write",
+    "write_state",
+]

@@ -31,8 +31,10 @@ def int32(name: str, value, shape: tuple[int | None, ...]) -> jax.Array:
         wanted = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
         raise ValueError(f"{name}: wanted i32{wanted}, got {dtype}{list(value.shape)}")
     if dtype != np.int32:
-        value = jnp.clip(value, _INT32.min, _INT32.max) if isinstance(value, jax.Array) else (
-            np.clip(value, _INT32.min, _INT32.max)
+        value = (
+            jnp.clip(value, _INT32.min, _INT32.max)
+            if isinstance(value, jax.Array)
+            else (np.clip(value, _INT32.min, _INT32.max))
         )
     return jnp.asarray(value, jnp.int32)
 

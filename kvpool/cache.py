@@ -14,7 +14,7 @@ from kvpool import arguments, block_pool, indices, tables
 from kvpool.grants import first_fault, serve
 from kvpool.moves import for_each_block
 from kvpool.room import Missing, lengths_after, missing_columns
-from kvpool.state import State, by_pool, held_columns, state_held
+from kvpool.state import State, by_pool, held_columns, pool_of, state_held
 from kvpool.status import Fault, Status
 
 
@@ -68,14 +68,13 @@ def _fill(state: State, missing: Missing, counts: jax.Array) -> State:
 
     def one_pass(carry, moves):
         table, pool = carry
+        pool, ids = block_pool.take(pool, pool_of(state.plan, moves.group), moves.valid)
         column = missing.column(moves)
-        ids = block_pool.peek(pool, moves.pool, moves.rank)
         table = tables.put(table, moves.group, moves.row, column, ids, moves.valid)
-        return table, block_pool.hold(pool, moves.pool, ids, moves.valid)
+        return table, pool
 
-    table, pool = for_each_block(counts, state.plan.pool_of, one_pass, (state.table, state.pool))
-    taken = jnp.sum(by_pool(state.plan, counts), axis=1, dtype=jnp.int32)
-    return dataclasses.replace(state, table=table, pool=block_pool.pop(pool, taken))
+    table, pool = for_each_block(counts, one_pass, (state.table, state.pool))
+    return dataclasses.replace(state, table=table, pool=pool)
 
 
 def advance(state: State, num_tokens) -> State:
@@ -136,10 +135,10 @@ def give_back(state: State, rows: jax.Array | None, start: jax.Array, stop: jax.
         table = tables.put(
             table, moves.group, row, column, jnp.full_like(ids, indices.NULL_BLOCK), held
         )
-        return table, block_pool.unhold(pool, moves.pool, ids)
+        return table, block_pool.unhold(pool, pool_of(state.plan, moves.group), ids)
 
     counts = jnp.maximum(stop - start, 0)
-    table, pool = for_each_block(counts, state.plan.pool_of, one_pass, (state.table, state.pool))
+    table, pool = for_each_block(counts, one_pass, (state.table, state.pool))
     return dataclasses.replace(state, table=table, pool=pool)
 
 

@@ -28,7 +28,7 @@ def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) 
     all_fit = jnp.all(total <= free)
     if each:
         granted = well_formed & jax.lax.cond(all_fit, _everyone, _in_order, asked, free)
-        refused = Status.OUT_OF_BLOCKS
+        refused = jnp.int32(Status.OUT_OF_BLOCKS)
     else:
         at_fault = jnp.any(~well_formed & (status != Status.SKIPPED))
         granted = well_formed & all_fit & ~at_fault

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 NULL_BLOCK = -1
 
 
-def is_valid(ids: jax.Array, size: int) -> jax.Array:
+def is_valid(ids: jax.Array, size: int | jax.Array) -> jax.Array:
     """Whether each id lies in 0..size-1."""
     return (ids >= 0) & (ids < size)
 
@@ -36,6 +36,14 @@ def put(array: jax.Array, ids: jax.Array, values, where=True) -> jax.Array:
 def add(array: jax.Array, ids: jax.Array, values, where=True) -> jax.Array:
     """array with array[ids] += values; absent ids and those not `where` add nothing."""
     return array.at[drop_absent(ids, array.shape[0], where)].add(values, mode="drop")
+
+
+def lookup(values, index: jax.Array) -> jax.Array:
+    """values[index] of a few `values`, by comparison: unlike a gather it fuses with its users."""
+    found = jnp.zeros_like(index)
+    for place in range(len(values)):
+        found = jnp.where(index == place, values[place], found)
+    return found
 
 
 def first_naming(ids: jax.Array, size: int, where=True) -> jax.Array:

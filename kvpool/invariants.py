@@ -32,29 +32,40 @@ def check(state: State) -> None:
 
 def _check_rows(state: State) -> None:
     plan = state.plan
-    ordered = (0 <= state.seq_lens) & (state.seq_lens <= state.solid) & (state.solid <= state.tail)
+    ordered = (state.seq_lens >= 0) & (state.seq_lens <= state.solid) & (state.solid <= state.tail)
     ordered &= (state.tail <= state.room) & (state.room <= plan.max_seq_len)
-    _require(ordered, lambda row: (
-        f"row {row}: wanted 0 <= settled <= solid <= tail <= room <= {plan.max_seq_len}, got "
-        f"{state.seq_lens[row]}, {state.solid[row]}, {state.tail[row]}, {state.room[row]}"
-    ))
+    _require(
+        ordered,
+        lambda row: (
+            f"row {row}: wanted 0 <= settled <= solid <= tail <= room <= {plan.max_seq_len}, got "
+            f"{state.seq_lens[row]}, {state.solid[row]}, {state.tail[row]}, {state.room[row]}"
+        ),
+    )
     _require(state.live | (state.room == 0), lambda row: f"row {row}: free, but has room")
 
 
 def _check_table(state: State, index: int, held: Held) -> None:
     name, pool = state.plan.spec.groups[index].name, state.plan.pool_of[index]
     ids, size = tables.of_group(state.table, index), state.plan.pool_sizes[pool]
-    start, gap, resume, stop = (part[index][:, None] for part in held)
+    start, gap, resume, stop = (
+        part[index][:, None] for part in (held.start, held.gap, held.resume, held.stop)
+    )
     column = np.arange(ids.shape[1])
     wanted = ((column >= start) & (column < gap)) | ((column >= resume) & (column < stop))
-    _require(~wanted | ((ids >= 0) & (ids < size)), lambda row, column: (
-        f"group {name}, row {row}: column {column} is live at settled length "
-        f"{state.seq_lens[row]}, but names block {ids[row, column]} of {size}"
-    ))
-    _require(wanted | (ids == NULL_BLOCK), lambda row, column: (
-        f"group {name}, row {row}: column {column} is dead or not held at settled length "
-        f"{state.seq_lens[row]}, but names block {ids[row, column]}"
-    ))
+    _require(
+        ~wanted | ((ids >= 0) & (ids < size)),
+        lambda row, column: (
+            f"group {name}, row {row}: column {column} is live at settled length "
+            f"{state.seq_lens[row]}, but names block {ids[row, column]} of {size}"
+        ),
+    )
+    _require(
+        wanted | (ids == NULL_BLOCK),
+        lambda row, column: (
+            f"group {name}, row {row}: column {column} is dead or not held at settled length "
+            f"{state.seq_lens[row]}, but names block {ids[row, column]}"
+        ),
+    )
 
 
 def _check_pool(state: State, pool: int) -> None:
@@ -69,23 +80,30 @@ def _check_pool(state: State, pool: int) -> None:
     for index in groups:
         ids = tables.of_group(state.table, index)
         places += np.bincount(ids[(ids >= 0) & (ids < size)], minlength=size).astype(np.int32)
-    _require(counts <= 1, lambda block: f"group {name}: block {block} is free {counts[block]} times")
-    _require((counts == 0) | (places == 0), lambda block: (
-        f"group {name}: block {block} is free, but {places[block]} places name it"
-    ))
-    _require(holders == places, lambda block: (
-        f"group {name}: block {block} counts {holders[block]} holders, but {places[block]} "
-        f"places name it ({retained[block]} of them retains)"
-    ))
-    _require((counts == 1) | (holders > 0), lambda block: (
-        f"group {name}: block {block} is lost, neither free nor held"
-    ))
-    _require(retained >= 0, lambda block: (
-        f"group {name}: block {block} counts {retained[block]} retains"
-    ))
+    _require(
+        counts <= 1, lambda block: f"group {name}: block {block} is free {counts[block]} times"
+    )
+    _require(
+        (counts == 0) | (places == 0),
+        lambda block: f"group {name}: block {block} is free, but {places[block]} places name it",
+    )
+    _require(
+        holders == places,
+        lambda block: (
+            f"group {name}: block {block} counts {holders[block]} holders, but {places[block]} "
+            f"places name it ({retained[block]} of them retains)"
+        ),
+    )
+    _require(
+        (counts == 1) | (holders > 0),
+        lambda block: f"group {name}: block {block} is lost, neither free nor held",
+    )
+    _require(
+        retained >= 0, lambda block: f"group {name}: block {block} counts {retained[block]} retains"
+    )
 
 
-def _require(holds: np.ndarray, message) -> None:
-    where = np.argwhere(~holds)
+def _require(holds, message) -> None:
+    where = np.argwhere(~np.asarray(holds))
     if len(where):
         raise InvariantError(message(*where[0].tolist()))

@@ -38,25 +38,28 @@ class Plan:
     @property
     def total_bytes(self) -> int:
         """Bytes of the block arrays."""
-        return sum(n * g.bytes_per_block for g, n in zip(self.spec.groups, self.blocks, strict=True))
+        return sum(
+            n * g.bytes_per_block for g, n in zip(self.spec.groups, self.blocks, strict=True)
+        )
 
     @property
     def token_capacity(self) -> int:
         """Most tokens, over all rows, for which every group of tokens has its blocks."""
-        pairs = [(i, have) for i, have in enumerate(self.blocks) if not self.spec.groups[i].is_state]
+        pairs = [
+            (i, have) for i, have in enumerate(self.blocks) if not self.spec.groups[i].is_state
+        ]
         return _largest(
             self.max_tokens, lambda tokens: all(self._needs(tokens)[i] <= have for i, have in pairs)
         )
 
     @property
     def max_tokens(self) -> int:
+        """Tokens of all rows at their longest."""
         return self.max_seqs * self.max_seq_len
 
     def blocks_per_row(self, group: Group) -> int:
         """Most blocks of the group that one row can hold at a time."""
-        return group.region.blocks_per_row(
-            group.block_size, self.max_step_tokens, self.max_seq_len
-        )
+        return group.region.blocks_per_row(group.block_size, self.max_step_tokens, self.max_seq_len)
 
     def columns(self, group: Group) -> int:
         """Columns of the group's block table."""
@@ -77,10 +80,10 @@ class Plan:
 
     def cost(self, tokens: int) -> int:
         """Bytes of the blocks that `tokens` tokens need."""
-        groups = self.spec.groups
-        return sum(
-            n * g.bytes_per_block for g, n in zip(groups, self._needs(tokens), strict=True)
-        )
+        return self._bytes_of(self._needs(tokens))
+
+    def _bytes_of(self, blocks: tuple[int, ...]) -> int:
+        return sum(n * g.bytes_per_block for n, g in zip(blocks, self.spec.groups, strict=True))
 
     @functools.cached_property
     def _key(self) -> tuple:
@@ -99,16 +102,18 @@ class Plan:
     def __str__(self) -> str:
         rows = [("group", "layers", "tokens/block", "bytes/block", "blocks", "MiB")]
         for group, blocks in zip(self.spec.groups, self.blocks, strict=True):
-            rows.append((
-                group.name, str(len(group.layers)), "-" if group.is_state else f"{group.block_size:,}",
-                f"{group.bytes_per_block:,}", f"{blocks:,}",
-                f"{blocks * group.bytes_per_block / 2**20:,.1f}",
-            ))
+            tokens = "-" if group.is_state else f"{group.block_size:,}"
+            size = f"{group.bytes_per_block:,}"
+            used = f"{blocks * group.bytes_per_block / 2**20:,.1f}"
+            rows.append((group.name, str(len(group.layers)), tokens, size, f"{blocks:,}", used))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ) for row in rows]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
         lines.append(
             f"{self.total_bytes / 2**20:,.1f} MiB; {self.token_capacity:,} tokens in up to "
             f"{self.max_seqs:,} rows of up to {self.max_seq_len:,}"
@@ -188,14 +193,13 @@ def _from_budget(empty: Plan, budget_bytes: int) -> tuple[int, ...]:
     if tokens < 1:
         raise SpecError(
             f"budget_bytes: got {budget:,}, but one token needs at least {empty.cost(1):,} "
-            "(a block of every group"
-            + f", {empty.max_seqs + empty.snapshots} of each state group)"
+            "(a block of every group" + f", {empty.max_seqs + empty.snapshots} of each state group)"
         )
     return empty._needs(tokens)
 
 
 def _largest(limit: int, fits) -> int:
-    """The largest n in 0..limit for which fits(n), which is true up to some n; 0 if fits(1) is not."""
+    """The largest n in 0..limit for which fits(n), which is true up to some n; 0 if it never is."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

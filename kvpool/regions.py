@@ -19,18 +19,16 @@ from kvpool.status import SpecError
 ALL, WINDOW, CHUNK, STATE = "all", "window", "chunk", "state"
 ALIGNMENT = 16  # bytes; what a bulk tensor copy asks of every buffer
 
-_DTYPES = {
-    name: np.dtype(getattr(ml_dtypes, name, name))
-    for name in (
-        "float32 bfloat16 float16 float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e4m3fnuz "
-        "float8_e5m2fnuz int8 uint8 int16 uint16 int32 uint32"
-    ).split()
-}
+_DTYPE_NAMES = (
+    "float32 bfloat16 float16 float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e4m3fnuz "
+    "float8_e5m2fnuz int8 uint8 int16 uint16 int32 uint32"
+)
+_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in _DTYPE_NAMES.split(" ")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """One named array of a payload: the shape of one entry, without the token axis, and its dtype."""
+    """One named array of a payload: the shape of an entry, without a token axis, and its dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,10 +36,12 @@ class Buffer:
 
     @property
     def numpy_dtype(self) -> np.dtype:
+        """The dtype as numpy and jax take it."""
         return _DTYPES[self.dtype]
 
     @property
     def entry_bytes(self) -> int:
+        """Bytes of one entry."""
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 
 
@@ -77,7 +77,7 @@ class Region:
 
     @property
     def kind(self) -> str:
-        """"all", "window", "chunk" or "state"."""
+        """ "all", "window", "chunk" or "state"."""
         return self.retention if isinstance(self.retention, str) else self.retention[0]
 
     @property
@@ -94,7 +94,7 @@ class Region:
         return n * 0
 
     def blocks_per_row(self, block_size: int, step_tokens: int, seq_len: int) -> int:
-        """Most blocks that a row of up to seq_len tokens holds when it reserves up to step_tokens."""
+        """Most blocks that a row of up to seq_len tokens holds in steps of up to step_tokens."""
         if self.kind == STATE:
             return 1
         columns = -(-seq_len // block_size)
@@ -177,7 +177,7 @@ def _keys_and_values(num_kv_heads, head_dim, v_head_dim, dtype):
 
 
 def FullAttention(num_kv_heads, head_dim, v_head_dim=None, dtype="bfloat16") -> Region:
-    """Keys `k` [num_kv_heads, head_dim] and values `v` [num_kv_heads, v_head_dim] of every token."""
+    """Keys `k` [num_kv_heads, head_dim], values `v` [num_kv_heads, v_head_dim] of every token."""
     return Region(ALL, _keys_and_values(num_kv_heads, head_dim, v_head_dim, dtype))
 
 

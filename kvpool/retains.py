@@ -11,7 +11,7 @@ from kvpool.cache import with_faults
 from kvpool.grants import first_fault, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.moves import WIDTH
-from kvpool.state import State
+from kvpool.state import State, take_one_each
 from kvpool.status import Fault, Status
 
 
@@ -41,7 +41,7 @@ def _snapshot(state, rows):
     )
     result = serve(state, wanted.astype(jnp.int32), status)
     wanted &= result.granted
-    pool, ids = block_pool.take_one_each(state.pool, plan.pool_of, wanted)
+    pool, ids = take_one_each(plan, state.pool, wanted)
     pools = jnp.asarray(plan.pool_of, jnp.int32)[:, None]
     pool = dataclasses.replace(pool, retained=indices.add(pool.retained, pool.place(pools, ids), 1))
     groups = jnp.arange(len(plan.pool_of), dtype=jnp.int32)[:, None]
@@ -73,7 +73,7 @@ def _retain(state, ids, pools):
     exists = places < state.pool.holders.shape[0]
     return dataclasses.replace(
         state,
-        pool=block_pool.retain(state.pool, pools, ids, held),
+        pool=block_pool.retain(state.pool, pools, jnp.where(held, ids, NULL_BLOCK)),
         faults=with_faults(state.faults, (exists & ~held, Fault.RETAIN_FREE_BLOCK)),
     )
 
@@ -109,7 +109,8 @@ def _drop(state, ids, pools):
     )
     pool, _ = jax.lax.scan(
         lambda pool, one_pass: (block_pool.unhold(pool, *one_pass), None),
-        pool, (pools.reshape(-1, WIDTH), dropped.reshape(-1, WIDTH)),
+        pool,
+        (pools.reshape(-1, WIDTH), dropped.reshape(-1, WIDTH)),
     )
     faults = with_faults(state.faults, ((places < size) & ~ours, Fault.DROP_NOT_RETAINED))
     return dataclasses.replace(state, pool=pool, faults=faults)
@@ -118,7 +119,7 @@ def _drop(state, ids, pools):
 def _flatten(state: State, blocks: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The ids of all groups one after another, and the pool of each."""
     plan = state.plan
-    ids, pools = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    ids, pools = [jnp.zeros(0, jnp.int32)], [np.zeros(0, np.int32)]
     for name, group_ids in blocks.items():
         ids.append(group_ids)
         pool = plan.pool_of[plan.spec.group_index(name)]

@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from kvpool import arguments, block_pool, indices, tables
+from kvpool import arguments, indices, tables
 from kvpool.cache import give_back
 from kvpool.grants import first_fault, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.regions import quotient
-from kvpool.state import State, ceil_div, state_held
+from kvpool.state import State, ceil_div, state_held, take_one_each
 from kvpool.status import Status
 
 
@@ -44,7 +44,7 @@ def _truncate(state, seq_lens):
     column, tail, wanted = _cut_blocks(state, length)
     result = serve(state, wanted.astype(jnp.int32), status)
     wanted &= result.granted
-    pool, ids = block_pool.take_one_each(state.pool, state.plan.pool_of, wanted)
+    pool, ids = take_one_each(state.plan, state.pool, wanted)
     start, stop = _given_back(state, length, wanted)
     state = give_back(
         dataclasses.replace(state, pool=pool), None, start, jnp.where(result.granted, stop, start)
@@ -90,19 +90,21 @@ def _cut_blocks(state: State, length: jax.Array):
     for group in spec.groups:
         columns.append(quotient(length, group.block_size) * (not group.is_state))
         inside.append((columns[-1] * group.block_size != length) & (not group.is_state))
-    column, inside = jnp.stack(columns), jnp.stack(inside)
+    column, cut = jnp.stack(columns), jnp.stack(inside)
     groups = jnp.arange(len(spec.groups), dtype=jnp.int32)[:, None]
-    ids = tables.take(state.table, groups, rows[None], column, inside)
+    ids = tables.take(state.table, groups, rows[None], column, cut)
     pools = jnp.asarray(state.plan.pool_of, jnp.int32)[:, None]
     holders = indices.take(state.pool.holders, state.pool.place(pools, ids), 0)
-    return column, ids, inside & (holders != 1)
+    return column, ids, cut & (holders != 1)
 
 
 def _given_back(state: State, length: jax.Array, replaced: jax.Array):
     """Columns [start, stop) i32[G, S] that a row of `length` gives up, the `replaced` ones too."""
     held = state_held(state)
-    kept = jnp.stack([
-        (length > 0).astype(jnp.int32) if group.is_state else ceil_div(length, group.block_size)
-        for group in state.plan.spec.groups
-    ])
+    kept = jnp.stack(
+        [
+            (length > 0).astype(jnp.int32) if group.is_state else ceil_div(length, group.block_size)
+            for group in state.plan.spec.groups
+        ]
+    )
     return jnp.maximum(held.start, kept - replaced), held.stop

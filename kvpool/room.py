@@ -40,6 +40,7 @@ class Missing:
 
     @property
     def count(self) -> jax.Array:
+        """Columns missing in all, i32[G, S]."""
         return self.first_count + self.second_count
 
     def column(self, moves: Moves) -> jax.Array:

@@ -19,13 +19,15 @@ def check_version(data: Mapping) -> None:
         raise SpecError(f"schema_version: got {version!r}, the newest known here is {VERSION}")
 
 
-def refuse_unknown(where, data, known):
+def refuse_unknown(where: str, data: Mapping, known) -> None:
+    """SpecError naming the keys of `data` that are not `known`."""
     unknown = sorted(set(data) - set(known))
     if unknown:
         raise SpecError(f"{where}: unknown key {', '.join(unknown)}; known are {sorted(known)}")
 
 
 def layer_to_json(layer):
+    """A layer as `CacheSpec` holds it, as JSON values."""
     if isinstance(layer, Region):
         retention = layer.retention
         return {
@@ -43,7 +45,8 @@ def layer_to_json(layer):
     return None
 
 
-def layer_from_json(number, data):
+def layer_from_json(number: int, data):
+    """The layer that `layer_to_json` wrote; SpecError naming what is not understood."""
     if data is None:
         return None
     if not isinstance(data, Mapping):
@@ -59,4 +62,4 @@ def layer_from_json(number, data):
     for buffer in data.get("buffers", ()):
         refuse_unknown(f"{where}, buffer", buffer, {f.name for f in dataclasses.fields(Buffer)})
     buffers = {b["name"]: (b["shape"], b["dtype"]) for b in data.get("buffers", ())}
-    return Region(data.get("retention"), buffers, data.get("tokens_per_entry", 1))
+    return Region(data.get("retention", ""), buffers, data.get("tokens_per_entry", 1))

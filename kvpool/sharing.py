@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvpool import arguments, block_pool, indices, tables
-from kvpool.tables import BlockTable
 from kvpool.grants import first_fault, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.moves import for_each_block
 from kvpool.plan import Plan
 from kvpool.regions import quotient
-from kvpool.state import Held, State, by_pool, held_columns
+from kvpool.state import Held, State, by_pool, held_columns, pool_of, take_one_each
 from kvpool.status import Result, Status
+from kvpool.tables import BlockTable
 
 
 @jax.tree_util.register_dataclass
@@ -64,7 +64,8 @@ def _as_table(plan: Plan, prefix: Prefix, num_rows: int) -> tuple[jax.Array, Blo
     none = np.zeros((num_rows, 0), np.int32)
     columns = [
         _per_row(f"prefix.blocks[{group.name!r}]", prefix.blocks[group.name], num_rows, 1)
-        if group.name in prefix.blocks else none
+        if group.name in prefix.blocks
+        else none
         for group in plan.spec.groups
     ]
     widths = tuple(ids.shape[1] for ids in columns)
@@ -72,7 +73,7 @@ def _as_table(plan: Plan, prefix: Prefix, num_rows: int) -> tuple[jax.Array, Blo
 
 
 def _per_row(name, value, num_rows, trailing):
-    """An argument given once for all rows, or for each, as i32[R, ...] with `trailing` more axes."""
+    """An argument given once for all rows or for each as i32[R, ...], with `trailing` more axes."""
     shape = (None,) * trailing
     if np.ndim(value) > trailing:
         shape = (num_rows, *shape)
@@ -157,29 +158,31 @@ def _own_columns(plan: Plan, length: jax.Array) -> Own:
 
 
 def _join(state, result: Result, rows, length, source_rows, held: Held, own: Own, source=None):
-    """Gives the granted rows [R] what `source_rows` of `source` (None: the table) hold at `length`."""
-    pool_of = state.plan.pool_of
-    groups = jnp.arange(len(pool_of), dtype=jnp.int32)[:, None]
+    """Gives granted rows [R] what `source_rows` of `source` (None: the table) hold at `length`."""
+    groups = jnp.arange(len(state.plan.pool_of), dtype=jnp.int32)[:, None]
 
     def share(carry, moves):
         table, pool = carry
         column = moves.pick(held.start) + moves.place
         ids = tables.take(
             table if source is None else source,
-            moves.group, indices.take(source_rows, moves.row, -1), column, moves.valid,
+            moves.group,
+            indices.take(source_rows, moves.row, -1),
+            column,
+            moves.valid,
         )
         row = indices.take(rows, moves.row, -1)
         table = tables.put(table, moves.group, row, column, ids, ids != NULL_BLOCK)
-        return table, block_pool.hold(pool, moves.pool, ids)
+        return table, block_pool.hold(pool, pool_of(state.plan, moves.group), ids)
 
     full = held.stop - held.start - own.wanted
     counts = jnp.where(result.granted, full, 0)
-    table, pool = for_each_block(counts, pool_of, share, (state.table, state.pool))
+    table, pool = for_each_block(counts, share, (state.table, state.pool))
     wanted = own.wanted & result.granted
     original = tables.take(
         table if source is None else source, groups, source_rows[None], own.column, wanted
     )
-    pool, ids = block_pool.take_one_each(pool, pool_of, wanted)
+    pool, ids = take_one_each(state.plan, pool, wanted)
     fresh = ids != NULL_BLOCK
     if source is None:  # a fork's source holds it; the scatter must derive from what was read
         fresh &= original != NULL_BLOCK

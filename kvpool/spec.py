@@ -31,10 +31,12 @@ class Group:
 
     @property
     def entries_per_block(self) -> int:
+        """Entries of each buffer in a block; the one state of a state group."""
         return 1 if self.is_state else self.block_size // self.region.tokens_per_entry
 
     @property
     def is_state(self) -> bool:
+        """Whether a row has one block, the recurrent state, instead of blocks of tokens."""
         return self.region.kind == regions.STATE
 
     @functools.cached_property
@@ -48,6 +50,7 @@ class Group:
 
     @property
     def bytes_per_block(self) -> int:
+        """Bytes of a block with all its layers."""
         return len(self.layers) * self.buffer_offsets[-1]
 
     def dead_columns(self, n):
@@ -104,16 +107,20 @@ class CacheSpec:
                 owners.append(_shared_layer(owners, number, layer))
                 continue
             pairs = layer.items() if isinstance(layer, dict) else [(None, layer)]
-            owners.append({
-                tag: _shared_tag(owners, number, tag, region)
-                if isinstance(region, SharedWith) else (number, tag)
-                for tag, region in pairs if region is not None
-            })
+            owners.append(
+                {
+                    tag: _shared_tag(owners, number, tag, region)
+                    if isinstance(region, SharedWith)
+                    else (number, tag)
+                    for tag, region in pairs
+                    if region is not None
+                }
+            )
         return tuple(owners)
 
     @functools.cached_property
     def _table(self) -> tuple[tuple[Group, ...], dict[tuple, tuple[str, int]]]:
-        """The groups, and {(layer, tag): (group name, index in group)} for every pair that exists."""
+        """The groups, and {(layer, tag): (group name, index in group)} of all pairs that exist."""
         members: dict[Region, list] = {}
         for number, owned in enumerate(self._regions):
             for tag, owner in owned.items():
@@ -121,7 +128,8 @@ class CacheSpec:
                     layer = self.layers[number]
                     region = layer[tag] if isinstance(layer, dict) else layer
                     members.setdefault(region, []).append(owner)
-        groups, table = [], {}
+        groups: list[Group] = []
+        table: dict[tuple, tuple[str, int]] = {}
         for region, owners in members.items():
             name = _group_name(region, [group.name for group in groups])
             size = -(-self.block_size // region.tokens_per_entry) * region.tokens_per_entry
@@ -141,6 +149,7 @@ class CacheSpec:
         return self.groups[self.group_index(name)]
 
     def group_index(self, name: str) -> int:
+        """Place of the group of that name in `groups`; SpecError as `group`."""
         names = [group.name for group in self.groups]
         if name not in names:
             raise SpecError(f"no group {name!r}; the groups are {', '.join(names)}")
@@ -156,7 +165,7 @@ class CacheSpec:
         Raises:
           SpecError: for a pair that does not exist; the message lists those that do.
         """
-        pair = (layer, tag)
+        pair: tuple = (layer, tag)
         in_range = isinstance(layer, (int, np.integer)) and 0 <= layer < len(self.layers)
         if in_range and tag is None and len(self._regions[layer]) == 1:
             pair = (layer, *self._regions[layer])
@@ -240,7 +249,8 @@ def _earlier(owners, number, shared):
     if not isinstance(source, (int, np.integer)) or not 0 <= source < number:
         raise SpecError(
             f"layer {number}: SharedWith wants an earlier layer, 0 to {number - 1}, got {source!r}"
-            if number else f"layer 0: there is no earlier layer to share, got {source!r}"
+            if number
+            else f"layer 0: there is no earlier layer to share, got {source!r}"
         )
     if not owners[source]:
         raise SpecError(f"layer {number}: SharedWith layer {source}, which has no cache")
@@ -272,8 +282,10 @@ def _pick(tags, number, shared, tag):
 
 def _group_name(region, taken):
     name = {
-        regions.ALL: "full", regions.STATE: "state",
-        regions.WINDOW: f"window{region.span}", regions.CHUNK: f"chunk{region.span}",
+        regions.ALL: "full",
+        regions.STATE: "state",
+        regions.WINDOW: f"window{region.span}",
+        regions.CHUNK: f"chunk{region.span}",
     }[region.kind]
     if region.kind == regions.ALL and region.tokens_per_entry > 1:
         name = f"compressed{region.tokens_per_entry}"

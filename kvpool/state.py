@@ -1,7 +1,6 @@
 """State: the whole bookkeeping of a cache as one immutable pytree, and what it says of rows."""
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +8,10 @@ import numpy as np
 
 from kvpool import block_pool, indices, regions, tables
 from kvpool.block_pool import BlockPool
-from kvpool.tables import BlockTable
 from kvpool.plan import Plan
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
+from kvpool.tables import BlockTable
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +32,7 @@ class State:
     table: BlockTable
     pool: BlockPool
     faults: jax.Array  # i32[], sticky bits of status.Fault
-    plan: Plan = dataclasses.field(metadata=dict(static=True))
+    plan: Plan = dataclasses.field(metadata={"static": True})
 
 
 def init_state(spec: CacheSpec, plan: Plan, device=None) -> State:
@@ -49,7 +48,10 @@ def init_state(spec: CacheSpec, plan: Plan, device=None) -> State:
     check_plan(spec, plan)
     rows = jnp.zeros(plan.max_seqs, jnp.int32)
     state = State(
-        seq_lens=rows, room=rows, solid=rows, tail=rows,
+        seq_lens=rows,
+        room=rows,
+        solid=rows,
+        tail=rows,
         live=jnp.zeros(plan.max_seqs, bool),
         table=tables.init(plan.max_seqs, tuple(map(plan.columns, spec.groups))),
         pool=block_pool.init(plan.pool_sizes),
@@ -82,7 +84,9 @@ def free_blocks(state: State) -> dict[str, jax.Array]:
     return {group.name: state.pool.num_free[pool] for group, pool in pairs}
 
 
-class Held(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Held:
     """Columns that rows hold: [start, gap) and [resume, stop); gap = resume where there is none."""
 
     start: jax.Array  # i32[G, R]
@@ -92,6 +96,7 @@ class Held(NamedTuple):
 
     @property
     def count(self) -> jax.Array:
+        """Columns held in all, i32[G, R]."""
         return self.stop - self.start - (self.resume - self.gap)
 
 
@@ -113,15 +118,27 @@ def held_columns(plan: Plan, seq_lens, room, solid, tail) -> Held:
 
 def state_held(state: State, rows=None) -> Held:
     """`held_columns` of the rows named, or of all; an absent row holds nothing."""
-    lengths = (state.seq_lens, state.room, state.solid, state.tail)
+    lengths = [state.seq_lens, state.room, state.solid, state.tail]
     if rows is not None:
-        lengths = tuple(indices.take(x, rows, 0) for x in lengths)
+        lengths = [indices.take(length, rows, 0) for length in lengths]
     return held_columns(state.plan, *lengths)
 
 
 def ceil_div(tokens, size: int):
     """ceil(tokens / size) without overflow, for tokens >= 0."""
     return regions.quotient(tokens + (size - 1), size) if size > 1 else tokens
+
+
+def pool_of(plan: Plan, group: jax.Array) -> jax.Array:
+    """The pool of each group index."""
+    return indices.lookup(plan.pool_of, group)
+
+
+def take_one_each(plan: Plan, pool: BlockPool, wanted: jax.Array) -> tuple[BlockPool, jax.Array]:
+    """A free block for each group and row that is `wanted` bool[G, R]: (pool, ids i32[G, R])."""
+    which = jnp.broadcast_to(jnp.asarray(plan.pool_of, jnp.int32)[:, None], wanted.shape)
+    pool, ids = block_pool.take(pool, which.reshape(-1), wanted.reshape(-1))
+    return pool, ids.reshape(wanted.shape)
 
 
 def by_pool(plan: Plan, counts: jax.Array) -> jax.Array:

@@ -15,10 +15,11 @@ class BlockTable:
     """C = sum(columns) columns; those of group g start at `offsets[g]`."""
 
     block_ids: jax.Array  # i32[S, C], NULL_BLOCK where nothing is held
-    columns: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
+    columns: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     @property
     def offsets(self) -> tuple[int, ...]:
+        """First column of each group."""
         return tuple(sum(self.columns[:g]) for g in range(len(self.columns)))
 
 
@@ -36,9 +37,9 @@ def of_group(table: BlockTable, group: int) -> jax.Array:
 def _entries(table, group, rows, columns, where):
     """Index of (group, row, column) in the flattened table, NULL where any of them is absent."""
     num_rows, total = table.block_ids.shape
-    width = jnp.asarray(table.columns, jnp.int32)[group]
+    width = indices.lookup(table.columns, group)
     valid = indices.is_valid(rows, num_rows) & indices.is_valid(columns, width) & where
-    offset = jnp.asarray(table.offsets, jnp.int32)[group]
+    offset = indices.lookup(table.offsets, group)
     return jnp.where(valid, rows * total + offset + columns, NULL_BLOCK)
 
 

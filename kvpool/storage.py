@@ -1,0 +1,306 @@
+"""Storage: the block arrays of all groups, and the moves of values into and out of them.
+
+The verbs work eagerly and under jit. Nothing is copied where the storage is donated and each array
+is read before it is written only by what the write depends on: in a step, write a layer first and
+read it then.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from kvpool import layers, step, words
+from kvpool.arguments import int32
+from kvpool.indices import NULL_BLOCK
+from kvpool.plan import Plan
+from kvpool.spec import CacheSpec
+from kvpool.state import check_plan
+from kvpool.status import SpecError
+from kvpool.step import StepView
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """One block array a group, in the order of `spec.groups`.
+
+    A block is one contiguous run of bytes: layers in order, each layer's buffers in order, each
+    buffer [entries, *entry shape] and padded to 16 bytes.
+    """
+
+    blocks: tuple[jax.Array, ...]  # u[N, W] each, W words of words.word_of(group)
+    plan: Plan = dataclasses.field(metadata={"static": True})
+
+
+def init_storage(spec: CacheSpec, plan: Plan, device=None) -> Storage:
+    """Block arrays of the plan's sizes, all zero.
+
+    Args:
+      device: a jax Device or Sharding; None takes jax's default device.
+
+    Raises:
+      SpecError: when the plan was made for another spec, or a group has 2^31 entries or more.
+    """
+    check_plan(spec, plan)
+    for group, blocks in zip(spec.groups, plan.blocks, strict=True):
+        if blocks * group.entries_per_block >= 2**31:
+            raise SpecError(
+                f"group {group.name!r}: wanted less than 2^31 entries, got {blocks:,} blocks of "
+                f"{group.entries_per_block:,}; use a larger entry or fewer blocks"
+            )
+    return Storage(
+        tuple(
+            jnp.zeros((blocks, words.words_of_block(group)), words.word_of(group), device=device)
+            for group, blocks in zip(spec.groups, plan.blocks, strict=True)
+        ),
+        plan,
+    )
+
+
+def write(
+    storage: Storage, view: StepView, layer, values: Mapping, tag: str | None = None
+) -> Storage:
+    """Writes the step's tokens of one layer.
+
+    Args:
+      view: of this step; only positions that it covers, in blocks that the row holds, are written.
+      layer: an int, or a traced i32[] under a scan, for which `tag` must mean one group.
+      values: every buffer of the region: [S, T, *entry] for a rectangular view, [T, *entry] for a
+        flat one, in the payload's dtype. A compressed region takes one value a token and keeps
+        those at the last position of an entry.
+      tag: which of the layer's regions; may be left out where there is one.
+
+    Returns:
+      The storage written to. A traced layer without such a region writes nothing.
+
+    Raises:
+      SpecError: for an unknown layer or tag, or a region of recurrent state.
+      ValueError: for missing or unknown buffers, wrong shapes or dtypes.
+    """
+    group, layer = _locate(storage, view, layer, tag, state=False)
+    flat = view.rows is not None
+    lead = view.rows.shape if flat else view.seq_lens.shape
+    values = layers.payload(storage.plan.spec.groups[group], values, lead, any_width=not flat)
+    blocks = _write(storage.blocks[group], view, layer, values, group)
+    return _with_blocks(storage, group, blocks)
+
+
+def read(
+    storage: Storage,
+    view: StepView,
+    layer,
+    tag: str | None = None,
+    rows=None,
+    max_blocks: int | None = None,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Gathers what the rows keep of one layer, this step's tokens included, in position order.
+
+    The keys of an `all` group begin at position 0, those of a window or chunk at the block of the
+    first position that a query at n reads; n is the row's settled length.
+
+    Args:
+      layer, tag: as for `write`.
+      rows: i32[R], which rows to read; None reads all S. A row outside 0..S-1 is all masked.
+      max_blocks: at least 1; reads no more than so many blocks a row, counted from the first.
+
+    Returns:
+      ({buffer: [R, Lk, *entry]}, mask bool[R, Lk]). The mask holds where the position is one that
+      a query at n or later may read, lies before the end of this step's tokens and in a block that
+      the row holds; causality within the step is the caller's, from `view.key_positions`. Masked
+      places are exactly 0. A compressed entry is shown once all its tokens are there. A traced
+      layer without such a region is all masked.
+
+    Raises:
+      SpecError: for an unknown layer or tag, or a region of recurrent state.
+      ValueError: for a wrong `rows` or `max_blocks`.
+    """
+    group, layer = _locate(storage, view, layer, tag, state=False)
+    places = step.places_of(view, group, rows, max_blocks)
+    return _read(storage.blocks[group], places, layer, storage.plan, group)
+
+
+def read_state(
+    storage: Storage, view: StepView, layer, tag: str | None = None
+) -> dict[str, jax.Array]:
+    """The recurrent state of one layer: {buffer: [S, *shape]}.
+
+    It is 0 for a row with n = 0 settled tokens or without a state block.
+
+    Raises:
+      SpecError: for an unknown layer or tag, or a region that is no recurrent state.
+    """
+    group, layer = _locate(storage, view, layer, tag, state=True)
+    return _read_state(storage.blocks[group], view, layer, group)
+
+
+def write_state(
+    storage: Storage, view: StepView, layer, values: Mapping, tag: str | None = None
+) -> Storage:
+    """Writes the recurrent state of one layer, for the rows that have tokens in this step.
+
+    Args:
+      layer, tag: as for `write`.
+      values: every buffer of the region, [S, *shape], whatever the view, in the payload's dtype.
+
+    Returns:
+      The storage written to; rows without tokens or without a state block are skipped.
+
+    Raises:
+      SpecError: for an unknown layer or tag, or a region that is no recurrent state.
+      ValueError: for missing or unknown buffers, wrong shapes or dtypes.
+    """
+    group, layer = _locate(storage, view, layer, tag, state=True)
+    values = layers.payload(storage.plan.spec.groups[group], values, view.seq_lens.shape)
+    blocks = _write_state(storage.blocks[group], view, layer, values, group)
+    return _with_blocks(storage, group, blocks)
+
+
+def copy_blocks(storage: Storage, copies: Mapping[str, tuple]) -> Storage:
+    """Does the block copies that one result owes, all layers of a block at once.
+
+    Args:
+      copies: {group: (src, dst)}, i32[K] each; a pair with an absent source or target is skipped.
+        A target must be no other pair's source, which the targets of one result, fresh blocks,
+        never are: copy for each result by itself, before any write of the step.
+
+    Raises:
+      SpecError: for an unknown group.
+      ValueError: for ids of a wrong shape or dtype.
+    """
+    spec = storage.plan.spec
+    for name, (src, dst) in copies.items():
+        group = spec.group_index(name)
+        src = int32(f"copies[{name!r}] source", src, (None,))
+        dst = int32(f"copies[{name!r}] target", dst, src.shape)
+        blocks = pallas_kernels.copy_blocks(storage.blocks[group], src, dst)
+        storage = _with_blocks(storage, group, blocks)
+    return storage
+
+
+def export_blocks(storage: Storage, group: str, ids) -> jax.Array:
+    """The bytes of blocks, for another storage of the same spec.
+
+    Args:
+      ids: i32[K]; an absent id gives zeros.
+
+    Returns:
+      u[K, W], K * bytes_per_block bytes: each block one contiguous run.
+
+    Raises:
+      SpecError: for an unknown group.
+      ValueError: for ids of a wrong shape or dtype.
+    """
+    blocks = storage.blocks[storage.plan.spec.group_index(group)]
+    ids = int32("ids", ids, (None,))
+    return pallas_kernels.state_gather(blocks, ids, shape=(blocks.shape[1],), dtype=blocks.dtype)
+
+
+def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
+    """Puts bytes that `export_blocks` gave into blocks.
+
+    Args:
+      ids: i32[K], no block twice; an absent id is skipped.
+      data: u[K, W], as `export_blocks` returns it.
+
+    Raises:
+      SpecError: for an unknown group.
+      ValueError: for ids or data of a wrong shape or dtype.
+    """
+    index = storage.plan.spec.group_index(group)
+    blocks = storage.blocks[index]
+    ids = int32("ids", ids, (None,))
+    wanted = (*ids.shape, blocks.shape[1])
+    data = layers.checked("data", data, wanted, blocks.dtype)
+    return _with_blocks(storage, index, pallas_kernels.paged_scatter(blocks, ids, data))
+
+
+@functools.partial(jax.jit, static_argnames="group")
+def _write(blocks, view, layer, values, group: int):
+    spec = view.plan.spec.groups[group]
+    width = values[0].shape[1] if view.rows is None else None
+    slots = jnp.where(layer >= 0, step.slots_of(view, group, width), NULL_BLOCK)
+    for value, buffer, start in zip(
+        values, spec.region.buffers, words.buffer_starts(spec), strict=True
+    ):
+        blocks = pallas_kernels.paged_scatter(
+            blocks,
+            slots,
+            value.reshape(*slots.shape, *buffer.shape),
+            entries=spec.entries_per_block,
+            offset=layer * words.layer_words(spec) + start,
+        )
+    return blocks
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "group"))
+def _read(blocks, places, layer, plan: Plan, group: int):
+    spec = plan.spec.groups[group]
+    mask = places.mask & (layer >= 0)
+    values = {}
+    for buffer, start in zip(spec.region.buffers, words.buffer_starts(spec), strict=True):
+        entries = pallas_kernels.paged_gather(
+            blocks,
+            places.block_ids,
+            mask.reshape(*places.block_ids.shape, spec.entries_per_block),
+            shape=buffer.shape,
+            dtype=buffer.numpy_dtype,
+            offset=layer * words.layer_words(spec) + start,
+        )
+        values[buffer.name] = entries.reshape(*mask.shape, *buffer.shape)
+    return values, mask
+
+
+@functools.partial(jax.jit, static_argnames="group")
+def _read_state(blocks, view, layer, group: int):
+    spec = view.plan.spec.groups[group]
+    has_state = (view.seq_lens > 0) & (layer >= 0)
+    ids = jnp.where(has_state, step.state_blocks_of(view, group), NULL_BLOCK)
+    return {
+        buffer.name: pallas_kernels.state_gather(
+            blocks,
+            ids,
+            shape=buffer.shape,
+            dtype=buffer.numpy_dtype,
+            offset=layer * words.layer_words(spec) + start,
+        )
+        for buffer, start in zip(spec.region.buffers, words.buffer_starts(spec), strict=True)
+    }
+
+
+@functools.partial(jax.jit, static_argnames="group")
+def _write_state(blocks, view, layer, values, group: int):
+    spec = view.plan.spec.groups[group]
+    written = view.has_tokens & (layer >= 0)
+    ids = jnp.where(written, step.state_blocks_of(view, group), NULL_BLOCK)
+    return pallas_kernels.state_scatter(
+        blocks,
+        ids,
+        values,
+        starts=words.buffer_starts(spec),
+        offset=layer * words.layer_words(spec),
+    )
+
+
+def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:
+    arrays = storage.blocks
+    return dataclasses.replace(storage, blocks=(*arrays[:group], blocks, *arrays[group + 1 :]))
+
+
+def _locate(storage, view, layer, tag, state: bool):
+    """(group index, index in the group i32[], NULL for a traced layer without the region)."""
+    spec = storage.plan.spec
+    if view.plan != storage.plan:
+        raise SpecError("view: made from a state of another plan than the storage's")
+    group, layer = layers.locate(spec, layer, tag)
+    if spec.groups[group].is_state != state:
+        kind, verb = (
+            ("tokens", "read and write")
+            if state
+            else ("recurrent state", "read_state and write_state")
+        )
+        raise SpecError(f"group {spec.groups[group].name!r} keeps {kind}; use {verb}")
+    return group, layer

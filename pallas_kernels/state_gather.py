@@ -1,0 +1,57 @@
+"""state_gather: out[s] = values(blocks[block_ids[s], offset :][:w]), or fill."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import words
+from pallas_kernels.paged_gather import spans
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype", "implementation"))
+def state_gather(
+    blocks: jax.Array,
+    block_ids: jax.Array,
+    *,
+    shape: tuple[int, ...],
+    dtype,
+    offset: int | jax.Array = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Reads one buffer of the state of every row.
+
+    Args:
+      blocks: u[N, W].
+      block_ids: i32[S]; outside 0..N-1 is absent.
+      shape, dtype: of the state; the dtype at least as wide as the word.
+      offset: first word of the buffer in a block; an int or i32[].
+      implementation: None, "xla" or "mosaic_gpu".
+
+    Returns:
+      [S, *shape] of `dtype`, exactly 0 where the block is absent.
+
+    Raises:
+      ValueError: for a wrong shape or dtype, naming got and wanted.
+      NotImplementedError: for an implementation that does not run here.
+    """
+    words.check_implementation(implementation)
+    _check(blocks, block_ids, shape, dtype, offset)
+    state = spans(blocks, block_ids, offset, words.num_words(shape, dtype, blocks.dtype))
+    valid = words.is_valid(block_ids, blocks.shape[0])
+    return words.from_words(jnp.where(valid[:, None], state, 0), shape, dtype)
+
+
+def state_gather_reference(blocks, block_ids, *, shape, dtype, offset=0):
+    """The same by indexing word by word."""
+    _check(blocks, block_ids, shape, dtype, offset)
+    columns = offset + jnp.arange(words.num_words(shape, dtype, blocks.dtype))
+    valid = words.is_valid(block_ids, blocks.shape[0])
+    state = blocks[jnp.where(valid, block_ids, 0)[:, None], columns]
+    return words.from_words(jnp.where(valid[:, None], state, 0), shape, dtype)
+
+
+def _check(blocks, block_ids, shape, dtype, offset):
+    words.check_blocks(blocks)
+    words.check_ids("block_ids", block_ids, "S")
+    words.check_span(blocks, offset, words.num_words(shape, dtype, blocks.dtype))

@@ -1,0 +1,113 @@
+"""state_scatter: blocks[block_ids[s], offset + starts[b] + i] = words(values[b][s])[i]."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import words
+from pallas_kernels.paged_scatter import paged_scatter
+
+SMALL_BYTES = 1 << 14  # a row of up to so many bytes is written together with all the others
+
+
+@functools.partial(jax.jit, static_argnames=("starts", "implementation"))
+def state_scatter(
+    blocks: jax.Array,
+    block_ids: jax.Array,
+    values: Sequence[jax.Array],
+    *,
+    starts: tuple[int, ...],
+    offset: int | jax.Array = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Writes the state of every row that has a block, in place where `blocks` is donated.
+
+    All buffers are written by one operation. Written one after the other, the first write would
+    not depend on a caller's read of the second buffer, and XLA would copy all the blocks.
+
+    Args:
+      blocks: u[N, W].
+      block_ids: i32[S]; outside 0..N-1 is skipped. No block may be named twice.
+      values: for each buffer [S, *shape], any dtype at least as wide as the word.
+      starts: for each buffer its first word, ascending and without overlap; the words between two
+        buffers may be overwritten with 0.
+      offset: the word that `starts` count from; an int or i32[].
+      implementation: None, "xla" or "mosaic_gpu".
+
+    Returns:
+      u[N, W].
+
+    Raises:
+      ValueError: for a wrong shape or dtype, naming got and wanted.
+      NotImplementedError: for an implementation that does not run here.
+    """
+    words.check_implementation(implementation)
+    end = _check(blocks, block_ids, values, starts, offset)
+    if (end - starts[0]) * blocks.dtype.itemsize <= SMALL_BYTES:
+        row = _row(blocks, values, starts)
+        return paged_scatter(blocks, block_ids, row, offset=offset + starts[0])
+    return _row_by_row(blocks, block_ids, values, starts, offset)
+
+
+def state_scatter_reference(blocks, block_ids, values, *, starts, offset=0):
+    """The same by indexing word by word."""
+    _check(blocks, block_ids, values, starts, offset)
+    size = blocks.shape[0]
+    rows = jnp.where(words.is_valid(block_ids, size), block_ids, size)[:, None]
+    for value, start in zip(values, starts, strict=True):
+        state = words.to_words(value, 1, blocks.dtype)
+        columns = offset + start + jnp.arange(state.shape[1])
+        blocks = blocks.at[rows, columns].set(state, mode="drop")
+    return blocks
+
+
+def _check(blocks, block_ids, values, starts, offset) -> int:
+    """Checks the arguments; returns the end of the last buffer, in words."""
+    words.check_blocks(blocks)
+    words.check_ids("block_ids", block_ids, "S")
+    if not values or len(values) != len(starts):
+        raise ValueError(f"starts: wanted {len(values)}, one for each buffer, got {len(starts)}")
+    end = starts[0]
+    for value, start in zip(values, starts, strict=True):
+        if value.ndim < 1 or value.shape[0] != block_ids.shape[0]:
+            raise ValueError(f"values: wanted [{block_ids.shape[0]}, ...], got {list(value.shape)}")
+        if start < end:
+            raise ValueError(f"starts: wanted at least {end} for the next buffer, got {start}")
+        end = start + words.num_words(value.shape[1:], value.dtype, blocks.dtype)
+    words.check_span(blocks, offset, end)
+    return end
+
+
+def _row(blocks, values, starts):
+    """u[S, words from the first buffer to the end of the last], 0 in between."""
+    parts, at = [], starts[0]
+    for value, start in zip(values, starts, strict=True):
+        part = words.to_words(value, 1, blocks.dtype)
+        parts.append(jnp.pad(part, ((0, 0), (start - at, 0))))
+        at = start + part.shape[1]
+    return jnp.concatenate(parts, axis=1)
+
+
+def _row_by_row(blocks, block_ids, values, starts, offset):
+    """Each row is cast by itself: the cast of a whole array would be materialised.
+
+    The branch skips rows without a block, and it keeps XLA from moving the widening of a whole
+    bfloat16 or fp8 array out of the loop, which would also lose the payloads of NaNs.
+    """
+
+    def write_row(row, blocks):
+        for value, start in zip(values, starts, strict=True):
+            one = lax.dynamic_slice_in_dim(value, row, 1)
+            state = words.to_words(one, 1, blocks.dtype)
+            at = (block_ids[row], offset + start)
+            blocks = lax.dynamic_update_slice(blocks, state, at)
+        return blocks
+
+    def one_row(row, blocks):
+        present = words.is_valid(block_ids[row], blocks.shape[0])
+        return lax.cond(present, functools.partial(write_row, row), lambda blocks: blocks, blocks)
+
+    return lax.fori_loop(0, block_ids.shape[0], one_row, blocks)

@@ -1,0 +1,85 @@
+"""What the operations share: casts between values and words, ids that may be absent, checks."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+IMPLEMENTATIONS = ("xla", "mosaic_gpu")
+
+
+def to_words(values: jax.Array, axes: int, word) -> jax.Array:
+    """The bits of values [*lead, *entry] as words u[*lead, W], with `axes` leading axes.
+
+    The word is as wide as the dtype or narrower: a wider one would have to be put together from
+    several elements, which XLA does in a temporary array.
+    """
+    lead, entry = values.shape[:axes], values.shape[axes:]
+    words = lax.bitcast_convert_type(values, word)
+    return words.reshape(*lead, num_words(entry, values.dtype, word))
+
+
+def from_words(words: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
+    """The inverse of `to_words`: u[*lead, W] as [*lead, *shape] of `dtype`."""
+    ratio = num_words((), dtype, words.dtype)
+    split = (*words.shape[:-1], *shape, *((ratio,) if ratio > 1 else ()))
+    return lax.bitcast_convert_type(words.reshape(split), dtype)
+
+
+def num_words(shape: tuple[int, ...], dtype, word) -> int:
+    """Words of an entry; ValueError where the word is wider than the dtype."""
+    size, width = np.dtype(dtype).itemsize, np.dtype(word).itemsize
+    if size % width:
+        raise ValueError(f"blocks: wanted words of at most {size} bytes for {dtype}, got {word}")
+    return math.prod(shape) * (size // width)
+
+
+def is_valid(ids: jax.Array, size: int) -> jax.Array:
+    """Whether each id lies in 0..size-1."""
+    return (ids >= 0) & (ids < size)
+
+
+def compacted(keep: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(order i32[K], count i32[]): the places where `keep` bool[K] holds come first in `order`."""
+    size = keep.shape[0]
+    target = jnp.where(keep, jnp.cumsum(keep, dtype=jnp.int32) - 1, size)
+    order = jnp.zeros(size, jnp.int32).at[target].set(
+        jnp.arange(size, dtype=jnp.int32), mode="drop"
+    )
+    return order, jnp.sum(keep, dtype=jnp.int32)
+
+
+def check_implementation(implementation: str | None) -> None:
+    """NotImplementedError for one that does not run here, ValueError for one that is unknown."""
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(
+            f"implementation: wanted None, {', '.join(map(repr, IMPLEMENTATIONS))}, "
+            f"got {implementation!r}"
+        )
+    if implementation == "mosaic_gpu":
+        raise NotImplementedError("mosaic_gpu: there are no GPU kernels yet; use None or 'xla'")
+
+
+def check_blocks(blocks: jax.Array) -> None:
+    """ValueError unless `blocks` is u[N, W] with sides that 32 bits count."""
+    if blocks.ndim != 2 or not jnp.issubdtype(blocks.dtype, jnp.unsignedinteger):
+        raise ValueError(f"blocks: wanted u[N, W], got {blocks.dtype}{list(blocks.shape)}")
+    if max(blocks.shape) >= 2**31:
+        raise ValueError(f"blocks: wanted sides below 2^31, got {list(blocks.shape)}")
+
+
+def check_ids(name: str, ids: jax.Array, axes: str) -> None:
+    """ValueError unless `ids` is i32 with these axes, e.g. "S, M"."""
+    if ids.ndim != len(axes.split(", ")) or ids.dtype != jnp.int32:
+        raise ValueError(f"{name}: wanted i32[{axes}], got {ids.dtype}{list(ids.shape)}")
+
+
+def check_span(blocks: jax.Array, offset, span: int) -> None:
+    """ValueError unless `span` words from `offset` on lie in a block; a traced one is trusted."""
+    start = int(offset) if isinstance(offset, (int, np.integer)) else 0
+    if start < 0 or start + span > blocks.shape[1]:
+        raise ValueError(
+            f"blocks: wanted at least {start + span} words a block, got {blocks.shape[1]}"
+        )
