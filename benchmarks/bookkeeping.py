@@ -7,11 +7,12 @@ sizes take turns, and figures are medians.
 
 import argparse
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reporting import Report, take_turns
+from reporting import Report, seconds_of, take_turns
 
 import kvpool as kv
 
@@ -65,18 +66,28 @@ def release(state, rows):
     return kv.release(state, rows)
 
 
-def on_copies(function, state, *arguments, check=None):
-    """A thunk to time: the donated state is copied outside the measured part."""
+def copies(state, number):
+    return [jax.block_until_ready(jax.tree.map(jnp.copy, state)) for _ in range(number)]
 
-    def prepare():
-        return jax.block_until_ready(jax.tree.map(jnp.copy, state))
 
-    def run(copied):
-        return jax.block_until_ready(function(copied, *arguments))
+def each_on_a_copy(function, state, *arguments):
+    """Seconds on fresh copies, since the state is donated; the first call of a turn is not counted."""
+    all_moved(function(*copies(state, 1), *arguments))
+    return lambda: [seconds_of(function, copy, *arguments) for copy in copies(state, 6)][1:]
 
-    if check is not None:
-        check(run(prepare()))
-    return prepare, run
+
+def one_after_another(function, state):
+    """Seconds of calls that each go on from the last, as in a serving loop."""
+
+    def measure():
+        (current,), seconds = copies(state, 1), []
+        for _ in range(STEPS):
+            begin = time.perf_counter()
+            current = jax.block_until_ready(function(current))
+            seconds.append(time.perf_counter() - begin)
+        return seconds[1:]
+
+    return measure
 
 
 def all_moved(state: kv.State) -> None:
@@ -88,22 +99,19 @@ def all_moved(state: kv.State) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args()
     report = Report("bookkeeping")
 
     short = {name: prepared(blocks, 32, 48, 64) for name, blocks in POOLS.items()}
     rows = np.random.default_rng(1).permutation(ROWS)[:32].astype(np.int32)
+    states = {**short, "long": prepared(1 << 20, 128, 1024, 2048)}
     cases = {}
-    for name, state in short.items():
-        cases["in a scan", name] = on_copies(many_steps, state, check=all_moved)
-        cases["one call", name] = on_copies(one_step, state, check=all_moved)
-        cases["release", name] = on_copies(release, state, rows, check=all_moved)
-    long = prepared(1 << 20, 128, 1024, 2048)
-    cases["in a scan", "long"] = on_copies(many_steps, long, check=all_moved)
-    cases["one call", "long"] = on_copies(one_step, long, check=all_moved)
-    cases["release", "long"] = on_copies(release, long, rows, check=all_moved)
-    seconds = take_turns(cases, options.repeats)
+    for name, state in states.items():
+        cases["in a scan", name] = each_on_a_copy(many_steps, state)
+        cases["one call", name] = one_after_another(one_step, state)
+        cases["release", name] = each_on_a_copy(release, state, rows)
+    seconds = take_turns(cases, options.rounds)
     labels = {
         "in a scan": (f"reserve + advance, a step of a {STEPS}-step scan", STEPS, 30),
         "one call": ("reserve + advance, one jitted call", 1, 150),

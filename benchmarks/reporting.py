@@ -9,22 +9,27 @@ import jax
 from tqdm import tqdm
 
 
-def take_turns(cases: dict, repeats: int) -> dict:
+def seconds_of(function, *arguments) -> float:
+    """Seconds until the function's result is there."""
+    begin = time.perf_counter()
+    jax.block_until_ready(function(*arguments))
+    return time.perf_counter() - begin
+
+
+def take_turns(cases: dict, rounds: int) -> dict:
     """Median seconds of each case.
 
     Args:
-      cases: {name: (prepare, run)}; `prepare()` is not measured, `run(prepared)` is and blocks.
-      repeats: rounds; every case runs once a round, so that noise falls on all alike.
+      cases: {name: measure}; `measure()` gives a list of seconds. Each case has its turn in every
+        round, so that noise falls on all alike.
+      rounds: how often.
     """
-    seconds = {name: [] for name in cases}
-    for name, (prepare, run) in cases.items():
-        run(prepare())  # compiles
-    for _ in tqdm(range(repeats), desc="rounds", leave=False):
-        for name, (prepare, run) in cases.items():
-            prepared = prepare()
-            begin = time.perf_counter()
-            run(prepared)
-            seconds[name].append(time.perf_counter() - begin)
+    seconds: dict = {name: [] for name in cases}
+    for measure in cases.values():
+        measure()  # compiles
+    for _ in tqdm(range(rounds), desc="rounds", leave=False):
+        for name, measure in cases.items():
+            seconds[name] += measure()
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

@@ -104,7 +104,18 @@ def _last_naming(places: jax.Array) -> jax.Array:
 
 
 def _ranks(pool: BlockPool, which: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How many of the same pool were chosen before each i32[K], and of each pool in all i32[P]."""
-    pools = jnp.arange(len(pool.sizes), dtype=jnp.int32)
-    sums = running_sum((chosen & (which == pools[:, None])).astype(jnp.int32))  # i32[P, K]
-    return indices.lookup(sums, which) - 1, sums[:, -1]
+    """How many of the same pool were chosen before each i32[K], and of each pool in all i32[P].
+
+    The counts of several pools are fields of one word, so that one running sum serves them all.
+    """
+    bits = chosen.shape[0].bit_length()
+    fields = 31 // bits  # of a word
+    pools = np.arange(len(pool.sizes))
+    word, shift = pools // fields, pools % fields * bits
+    words = np.arange(word[-1] + 1)[:, None]
+    ones = jnp.where(chosen, indices.lookup(1 << shift, which), 0)
+    sums = running_sum(jnp.where(indices.lookup(word, which) == words, ones, 0))
+    mine = indices.lookup(sums, indices.lookup(word, which))
+    mask = (1 << bits) - 1
+    rank = ((mine >> indices.lookup(shift, which)) & mask) - 1
+    return rank, (sums[word, -1] >> shift.astype(np.int32)) & mask

@@ -44,15 +44,15 @@ def _reserve(state, num_tokens, each, tail_only):
     too_long = num_tokens > plan.max_seq_len - state.seq_lens
     target = state.seq_lens + jnp.where(asked & ~too_long, num_tokens, 0)
     lengths = lengths_after(state, target, tail_only)
-    held = state_held(state)
-    missing = missing_columns(held, held_columns(plan, state.seq_lens, *lengths))
+    wanted = held_columns(plan, state.seq_lens, *lengths)
+    missing = missing_columns(state_held(state), wanted)
     limits = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
     status = first_fault(
         asked,
         (~state.live, Status.FREE_ROW),
         (too_long, Status.TOO_LONG),
         (num_tokens > plan.max_step_tokens, Status.STEP_TOO_LONG),
-        (jnp.any(by_pool(plan, held.count + missing.count) > limits, axis=0), Status.NEVER),
+        (jnp.any(by_pool(plan, wanted.count) > limits, axis=0), Status.NEVER),
     )
     result = serve(state, missing.count, status, each)
     state = _fill(state, missing, jnp.where(result.granted, missing.count, 0))

@@ -1,11 +1,12 @@
 """Check: recomputes on the host what a state must look like, and names what does not."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from kvpool import tables
 from kvpool.indices import NULL_BLOCK
-from kvpool.state import Held, State, state_held
+from kvpool.state import Held, State, held_columns
 from kvpool.status import Fault, InvariantError
 
 
@@ -19,13 +20,15 @@ def check(state: State) -> None:
     Raises:
       InvariantError: naming the group and the block or row, or the faults that are set.
     """
-    held = jax.tree.map(np.asarray, state_held(state))
+    # Settled tokens count as room here, so that a length beyond it shows as columns that lack.
+    lengths = (jnp.maximum(x, state.seq_lens) for x in (state.room, state.solid, state.tail))
+    held = jax.tree.map(np.asarray, held_columns(state.plan, state.seq_lens, *lengths))
     state = jax.tree.map(np.asarray, state)
     if state.faults:
         raise InvariantError(f"faults are set: {Fault(int(state.faults))!r}")
-    _check_rows(state)
     for index in range(len(state.plan.spec.groups)):
         _check_table(state, index, held)
+    _check_rows(state)
     for pool in range(len(state.plan.pool_sizes)):
         _check_pool(state, pool)
 

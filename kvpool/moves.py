@@ -15,7 +15,7 @@ from kvpool import indices
 from kvpool.running import running_max, running_sum
 
 WIDTH = 256  # moves of one pass; a pass costs about the same from 1 to 256
-BUCKET = 8  # rows counted together: prefix sums run over buckets, a search over the rows of one
+BUCKET = 4  # rows counted together: prefix sums run over buckets, a search over the rows of one
 
 
 @jax.tree_util.register_dataclass

@@ -110,8 +110,10 @@ def held_columns(plan: Plan, seq_lens, room, solid, tail) -> Held:
             continue
         size = group.block_size
         stop = ceil_div(room, size)
-        gap = ceil_div(solid, size)
-        resume = jnp.maximum(gap, group.dead_columns(tail)) if group.region.span else gap
+        gap = resume = stop
+        if group.region.span:
+            gap = ceil_div(solid, size)
+            resume = jnp.maximum(gap, group.dead_columns(tail))
         columns.append((group.dead_columns(seq_lens), gap, resume, stop))
     return Held(*(jnp.stack(part) for part in zip(*columns, strict=True)))
 
