@@ -1,12 +1,12 @@
 """Fits: can a request of this length run now, later, or never."""
 
-import functools
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from kvpool import arguments
+from kvpool.plan import Plan
 from kvpool.room import lengths_after, missing_columns
 from kvpool.state import State, by_pool, ceil_div, held_columns, state_held
 from kvpool.status import Status
@@ -27,18 +27,21 @@ def fits(state: State, num_tokens, keep_free: int | Mapping[str, int] = 0) -> ja
       ValueError, SpecError: for num_tokens of another shape or kind, an unknown group.
     """
     num_tokens = arguments.int32("num_tokens", num_tokens, state.seq_lens.shape)
-    plan = state.plan
-    keep = [0] * len(plan.pool_sizes)
-    for index, group in enumerate(plan.spec.groups):
-        blocks = keep_free.get(group.name, 0) if isinstance(keep_free, Mapping) else keep_free
-        keep[plan.pool_of[index]] = max(keep[plan.pool_of[index]], blocks)
-    if isinstance(keep_free, Mapping):
-        for name in keep_free:
-            plan.spec.group_index(name)
-    return _fits(state, num_tokens, tuple(keep))
+    return _fits(state, num_tokens, _kept(state.plan, keep_free))
 
 
-@functools.partial(jax.jit, static_argnames="keep")
+def _kept(plan: Plan, keep_free) -> jax.Array:
+    """Blocks of each pool that must stay free, i32[P]: the most that one of its groups asks."""
+    if not isinstance(keep_free, Mapping):
+        keep_free = {group.name: keep_free for group in plan.spec.groups}
+    kept = jnp.zeros(len(plan.pool_sizes), jnp.int32)
+    for name, blocks in keep_free.items():
+        pool = plan.pool_of[plan.spec.group_index(name)]
+        kept = kept.at[pool].max(arguments.int32("keep_free", blocks, ()))
+    return kept
+
+
+@jax.jit
 def _fits(state, num_tokens, keep):
     plan = state.plan
     too_long = num_tokens > plan.max_seq_len - state.seq_lens
@@ -60,7 +63,7 @@ def _fits(state, num_tokens, keep):
         # With steps of one token a row never holds more than this.
         fewest = group.region.blocks_per_row(group.block_size, 1, plan.max_seq_len)
         most.append(jnp.minimum(columns, fewest))
-    free = state.pool.num_free - jnp.asarray(keep, jnp.int32)
+    free = state.pool.num_free - keep
     sizes = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
     later = jnp.any(by_pool(plan, jnp.stack(needs)) > free[:, None], axis=0)
     never = too_long | jnp.any(by_pool(plan, jnp.stack(most)) > sizes, axis=0)

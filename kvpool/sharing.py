@@ -83,17 +83,18 @@ def _per_row(name, value, num_rows, trailing):
 
 @jax.jit
 def _admit_empty(state, rows):
-    status = first_fault(rows != -1, *_row_faults(state, rows))
+    asked = rows != -1
+    status = first_fault(asked, *_row_faults(state, rows, asked))
     needs = jnp.zeros((len(state.plan.pool_of), rows.shape[0]), jnp.int32)
     result = serve(state, needs, status)
     live = indices.put(state.live, rows, True, where=result.granted)
     return dataclasses.replace(state, live=live), result
 
 
-def _row_faults(state, rows):
+def _row_faults(state, rows, asked):
     """What can be wrong with rows i32[R] that are to become live."""
     num_rows = state.seq_lens.shape[0]
-    free = indices.take(~state.live, rows, False) & indices.first_naming(rows, num_rows)
+    free = indices.take(~state.live, rows, False) & indices.first_naming(rows, num_rows, asked)
     return (~indices.is_valid(rows, num_rows), Status.BAD_ARGUMENT), (~free, Status.BUSY)
 
 
@@ -105,9 +106,10 @@ def _admit_at(state, rows, length, source):
     held = held_columns(plan, safe, safe, safe, safe)
     own = _own_columns(plan, safe)
     limits = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
+    asked = (rows != -1) & (length >= 0)
     status = first_fault(
-        (rows != -1) & (length >= 0),
-        *_row_faults(state, rows),
+        asked,
+        *_row_faults(state, rows, asked),
         (~in_range, Status.TOO_LONG),
         (~_reachable(state, safe, source), Status.UNREACHABLE),
         (jnp.any(by_pool(plan, held.count) > limits, axis=0), Status.NEVER),
@@ -224,11 +226,12 @@ def _fork(state, src, dst):
     length = indices.take(state.seq_lens, src, 0)
     held = held_columns(state.plan, length, length, length, length)
     own = _own_columns(state.plan, length)
+    asked = (src != -1) & (dst != -1)
     status = first_fault(
-        (src != -1) & (dst != -1),
+        asked,
         (~indices.is_valid(src, num_rows), Status.BAD_ARGUMENT),
         (~indices.take(state.live, src, False), Status.FREE_ROW),
-        *_row_faults(state, dst),
+        *_row_faults(state, dst, asked),
     )
     result = serve(state, own.wanted.astype(jnp.int32), status)
     return _join(state, result, dst, length, src, held, own)

@@ -1,8 +1,9 @@
 """Storage: the block arrays of all groups, and the moves of values into and out of them.
 
-The verbs work eagerly and under jit. Nothing is copied where the storage is donated and each array
-is read before it is written only by what the write depends on: in a step, write a layer first and
-read it then.
+The verbs work eagerly and under jit, and never copy a donated storage. XLA orders a read before a
+later write only where the write depends on what was read, and else copies the whole array: in a
+step, write a layer's tokens first and read them then. A recurrent state is read first, and every
+buffer that was read has to take part in what is written.
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ def init_storage(spec: CacheSpec, plan: Plan, device=None) -> Storage:
         if blocks * group.entries_per_block >= 2**31:
             raise SpecError(
                 f"group {group.name!r}: wanted less than 2^31 entries, got {blocks:,} blocks of "
-                f"{group.entries_per_block:,}; use a larger entry or fewer blocks"
+                f"{group.entries_per_block:,}"
             )
     return Storage(
         tuple(
@@ -82,10 +83,11 @@ def write(
       ValueError: for missing or unknown buffers, wrong shapes or dtypes.
     """
     group, layer = _locate(storage, view, layer, tag, state=False)
-    flat = view.rows is not None
-    lead = view.rows.shape if flat else view.seq_lens.shape
-    values = layers.payload(storage.plan.spec.groups[group], values, lead, any_width=not flat)
-    blocks = _write(storage.blocks[group], view, layer, values, group)
+    lead = view.seq_lens.shape if view.rows is None else view.rows.shape
+    payload = layers.payload(
+        storage.plan.spec.groups[group], values, lead, any_width=view.rows is None
+    )
+    blocks = _write(storage.blocks[group], view, layer, payload, group)
     return _with_blocks(storage, group, blocks)
 
 
@@ -154,8 +156,8 @@ def write_state(
       ValueError: for missing or unknown buffers, wrong shapes or dtypes.
     """
     group, layer = _locate(storage, view, layer, tag, state=True)
-    values = layers.payload(storage.plan.spec.groups[group], values, view.seq_lens.shape)
-    blocks = _write_state(storage.blocks[group], view, layer, values, group)
+    payload = layers.payload(storage.plan.spec.groups[group], values, view.seq_lens.shape)
+    blocks = _write_state(storage.blocks[group], view, layer, payload, group)
     return _with_blocks(storage, group, blocks)
 
 
@@ -213,8 +215,7 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
     index = storage.plan.spec.group_index(group)
     blocks = storage.blocks[index]
     ids = int32("ids", ids, (None,))
-    wanted = (*ids.shape, blocks.shape[1])
-    data = layers.checked("data", data, wanted, blocks.dtype)
+    data = layers.checked("data", data, (*ids.shape, blocks.shape[1]), blocks.dtype)
     return _with_blocks(storage, index, pallas_kernels.paged_scatter(blocks, ids, data))
 
 
@@ -223,15 +224,10 @@ def _write(blocks, view, layer, values, group: int):
     spec = view.plan.spec.groups[group]
     width = values[0].shape[1] if view.rows is None else None
     slots = jnp.where(layer >= 0, step.slots_of(view, group, width), NULL_BLOCK)
-    for value, buffer, start in zip(
-        values, spec.region.buffers, words.buffer_starts(spec), strict=True
-    ):
+    for value, (buffer, offset) in zip(values, words.buffers_of_layer(spec, layer), strict=True):
+        value = value.reshape(*slots.shape, *buffer.shape)
         blocks = pallas_kernels.paged_scatter(
-            blocks,
-            slots,
-            value.reshape(*slots.shape, *buffer.shape),
-            entries=spec.entries_per_block,
-            offset=layer * words.layer_words(spec) + start,
+            blocks, slots, value, entries=spec.entries_per_block, offset=offset
         )
     return blocks
 
@@ -240,17 +236,14 @@ def _write(blocks, view, layer, values, group: int):
 def _read(blocks, places, layer, plan: Plan, group: int):
     spec = plan.spec.groups[group]
     mask = places.mask & (layer >= 0)
+    keep = mask.reshape(*places.block_ids.shape, spec.entries_per_block)
     values = {}
-    for buffer, start in zip(spec.region.buffers, words.buffer_starts(spec), strict=True):
+    for buffer, offset in words.buffers_of_layer(spec, layer):
+        shape, dtype = buffer.shape, buffer.numpy_dtype
         entries = pallas_kernels.paged_gather(
-            blocks,
-            places.block_ids,
-            mask.reshape(*places.block_ids.shape, spec.entries_per_block),
-            shape=buffer.shape,
-            dtype=buffer.numpy_dtype,
-            offset=layer * words.layer_words(spec) + start,
+            blocks, places.block_ids, keep, shape=shape, dtype=dtype, offset=offset
         )
-        values[buffer.name] = entries.reshape(*mask.shape, *buffer.shape)
+        values[buffer.name] = entries.reshape(*mask.shape, *shape)
     return values, mask
 
 
@@ -261,13 +254,9 @@ def _read_state(blocks, view, layer, group: int):
     ids = jnp.where(has_state, step.state_blocks_of(view, group), NULL_BLOCK)
     return {
         buffer.name: pallas_kernels.state_gather(
-            blocks,
-            ids,
-            shape=buffer.shape,
-            dtype=buffer.numpy_dtype,
-            offset=layer * words.layer_words(spec) + start,
+            blocks, ids, shape=buffer.shape, dtype=buffer.numpy_dtype, offset=offset
         )
-        for buffer, start in zip(spec.region.buffers, words.buffer_starts(spec), strict=True)
+        for buffer, offset in words.buffers_of_layer(spec, layer)
     }
 
 
@@ -276,18 +265,15 @@ def _write_state(blocks, view, layer, values, group: int):
     spec = view.plan.spec.groups[group]
     written = view.has_tokens & (layer >= 0)
     ids = jnp.where(written, step.state_blocks_of(view, group), NULL_BLOCK)
+    offset = layer * words.layer_words(spec)
     return pallas_kernels.state_scatter(
-        blocks,
-        ids,
-        values,
-        starts=words.buffer_starts(spec),
-        offset=layer * words.layer_words(spec),
+        blocks, ids, values, starts=words.buffer_starts(spec), offset=offset
     )
 
 
 def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:
-    arrays = storage.blocks
-    return dataclasses.replace(storage, blocks=(*arrays[:group], blocks, *arrays[group + 1 :]))
+    before, after = storage.blocks[:group], storage.blocks[group + 1 :]
+    return Storage((*before, blocks, *after), storage.plan)
 
 
 def _locate(storage, view, layer, tag, state: bool):

@@ -4,11 +4,17 @@ The word of a group is as wide as its narrowest dtype. A cast between equal widt
 dtype, fuses with the move of the bits; a wider word would be put together in a temporary array.
 """
 
+import jax
 import numpy as np
 
+from kvpool.regions import Buffer
 from kvpool.spec import Group
 
-_WORDS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
+_WORDS: dict[int, np.dtype] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+}
 
 
 def word_of(group: Group) -> np.dtype:
@@ -29,3 +35,10 @@ def layer_words(group: Group) -> int:
 def buffer_starts(group: Group) -> tuple[int, ...]:
     """For each buffer its first word, counted from the layer's."""
     return tuple(start // word_of(group).itemsize for start in group.buffer_offsets[:-1])
+
+
+def buffers_of_layer(group: Group, layer) -> list[tuple[Buffer, jax.Array]]:
+    """Each buffer with the word of a block at which it begins, i32[], for a layer i32[]."""
+    base = layer * layer_words(group)
+    starts = buffer_starts(group)
+    return [(b, base + start) for b, start in zip(group.region.buffers, starts, strict=True)]

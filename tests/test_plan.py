@@ -126,7 +126,7 @@ def test_a_window_pool_of_one_rows_bound():
     """W=6 on blocks of 4: query 8 reads 3..8, on three blocks; W=5 is content with two."""
     for window, blocks in ((6, 3), (5, 2)):
         spec = kv.CacheSpec.from_layers([kv.SlidingWindow(window, 1, 4)], block_size=4)
-        name, limits = f"window{window}", dict(max_seqs=1, max_seq_len=32, max_step_tokens=1)
+        name, limits = f"window{window}", {"max_seqs": 1, "max_seq_len": 32, "max_step_tokens": 1}
         assert kv.plan(spec, num_blocks={name: blocks}, **limits).num_blocks == {name: blocks}
         with pytest.raises(kv.SpecError, match=f"got {blocks - 1}, but one row can hold {blocks} "):
             kv.plan(spec, num_blocks={name: blocks - 1}, **limits)
@@ -177,12 +177,12 @@ def test_the_search_is_exact(data):
         )
     )
     spec = kv.CacheSpec.from_layers(layers, block_size=data.draw(size))
-    limits = dict(
-        max_seqs=data.draw(size),
-        max_seq_len=data.draw(st.integers(1, 50)),
-        max_step_tokens=data.draw(size),
-        snapshots=data.draw(st.integers(0, 3)),
-    )
+    limits = {
+        "max_seqs": data.draw(size),
+        "max_seq_len": data.draw(st.integers(1, 50)),
+        "max_step_tokens": data.draw(size),
+        "snapshots": data.draw(st.integers(0, 3)),
+    }
     budget = data.draw(st.integers(1, 50_000))
     try:
         plan = kv.plan(spec, budget_bytes=budget, **limits)

@@ -13,7 +13,7 @@ def shared_state(blocks=10):
         [kv.FullAttention(1, 4), kv.FullAttention(2, 4), kv.SlidingWindow(4, 1, 4)], block_size=2
     )
     names = [group.name for group in spec.groups]
-    limits = dict(max_seqs=3, max_seq_len=16, max_step_tokens=4)
+    limits = {"max_seqs": 3, "max_seq_len": 16, "max_step_tokens": 4}
     plan = kv.plan(spec, num_blocks={**dict.fromkeys(names, blocks), "full_2": 5}, **limits)
     plan = dataclasses.replace(plan, pool_of=(0, 1, 0))  # full and window4 on one pool
     state = kv.init_state(spec, plan)
