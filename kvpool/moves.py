@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kvpool import indices
-from kvpool.running import running_max, running_sum
+from kvpool.running import running_sum
 
 WIDTH = 256  # moves of one pass; a pass costs about the same from 1 to 256
 BUCKET = 4  # rows counted together: prefix sums run over buckets, a search over the rows of one
@@ -50,7 +50,7 @@ def for_each_block(counts: jax.Array, body, carry):
     def one_pass(loop):
         begin, carry = loop
         number = begin + jnp.arange(WIDTH, dtype=jnp.int32)
-        bucket = _bucket_of(begin, starts, totals)
+        bucket = _bucket_of(begin, starts)
         place = number - indices.take(starts, bucket, 0)
         members = indices.take(buckets, bucket, 0)
         member, place = _split(place, [members[:, i] for i in range(BUCKET)])
@@ -62,12 +62,11 @@ def for_each_block(counts: jax.Array, body, carry):
     return lax.while_loop(lambda loop: loop[0] < ends[-1], one_pass, (jnp.int32(0), carry))[1]
 
 
-def _bucket_of(begin, starts, totals):
-    """The bucket of each move from `begin` on: buckets mark their first, a running max spreads."""
-    number = jnp.arange(starts.shape[0], dtype=jnp.int32)
-    first = jnp.where(totals > 0, jnp.maximum(starts - begin, 0), indices.NULL_BLOCK)
-    marks = jnp.zeros(WIDTH, jnp.int32).at[indices.drop_absent(first, WIDTH)]
-    return running_max(marks.max(number, mode="drop"))
+def _bucket_of(begin, starts):
+    """The bucket of each move from `begin` on, i32[K]: how many buckets start up to there, less 1."""
+    first = jnp.maximum(starts - begin, 0)
+    started = jnp.zeros(WIDTH, jnp.int32).at[indices.drop_absent(first, WIDTH)].add(1, mode="drop")
+    return running_sum(started) - 1
 
 
 def _split(place, counts):

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 
 from kvpool.moves import WIDTH, for_each_block
-from kvpool.running import running_max, running_sum
+from kvpool.running import running_sum
 
 
 @pytest.mark.parametrize("shape", [(1,), (16,), (17,), (256,), (3, 100), (2, 3, 300), (5000,)])
-def test_running_sums_and_maxima(shape):
+def test_running_sums(shape):
     values = np.random.default_rng(0).integers(0, 9, shape).astype(np.int32)
     chex.assert_trees_all_equal(running_sum(jnp.asarray(values)), np.cumsum(values, -1, np.int32))
-    maxima = np.maximum.accumulate(values, axis=-1)
-    chex.assert_trees_all_equal(running_max(jnp.asarray(values)), maxima)
 
 
 def listed(counts):
