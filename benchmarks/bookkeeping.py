@@ -7,6 +7,7 @@ sizes take turns, and figures are medians.
 
 import argparse
 import functools
+import itertools
 import time
 
 import jax
@@ -68,10 +69,11 @@ def release(state, rows):
     return kv.release(state, rows)
 
 
-def after_filling(run, state, tokens: int, times: int = 1, settles: int = 0):
-    """Measures run(state), `times` in a row, on rows just filled; the arrays stay the same ones.
+def after_filling(run, state, tokens: int, times: int, warm: int, settles: int = 0):
+    """Measures run(state), `times` in a row on rows just filled, the first `warm` not counted.
 
-    Each run must settle `settles` tokens of every row; nothing is measured that was refused.
+    The arrays stay the same ones. Each run must settle `settles` tokens of every row; nothing is
+    measured that was refused.
     """
     held = [state]
 
@@ -84,7 +86,7 @@ def after_filling(run, state, tokens: int, times: int = 1, settles: int = 0):
             seconds.append(time.perf_counter() - begin)
         assert not held[0].faults
         assert not settles or int(held[0].seq_lens.sum()) == before + ROWS * settles * times
-        return seconds
+        return seconds[warm:]
 
     return measure
 
@@ -96,15 +98,19 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("bookkeeping")
 
-    rows = np.random.default_rng(1).permutation(ROWS)[:32].astype(np.int32)
-    sizes = {name: (blocks, 32, 64, 48) for name, blocks in POOLS.items()}
-    sizes["long"] = (1 << 20, 128, 2048, 1024)
+    rows = np.random.default_rng(1).permutation(ROWS).astype(np.int32).reshape(-1, 32)
+    sizes = {name: (blocks, 32, 64) for name, blocks in POOLS.items()}
+    sizes["long"] = (1 << 20, 128, 1024)
     cases = {}
-    for name, (blocks, window, max_seq_len, tokens) in sizes.items():
-        make = functools.partial(empty_rows, blocks, window, max_seq_len)
-        cases["in a scan", name] = after_filling(many_steps, make(), tokens, settles=STEPS)
-        cases["one call", name] = after_filling(one_step, make(), tokens, STEPS, 1)
-        cases["release", name] = after_filling(lambda s: release(s, rows), make(), tokens)
+    for name, (blocks, window, tokens) in sizes.items():
+        make = functools.partial(empty_rows, blocks, window, tokens)
+        settling = functools.partial(after_filling, tokens=tokens - 3 * STEPS, times=3, warm=2)
+        cases["in a scan", name] = settling(many_steps, make(), settles=STEPS)
+        settling = functools.partial(after_filling, tokens=tokens - STEPS, times=STEPS, warm=2)
+        cases["one call", name] = settling(one_step, make(), settles=1)
+        some = itertools.cycle(rows)
+        releasing = functools.partial(after_filling, tokens=tokens, times=4, warm=1)
+        cases["release", name] = releasing(lambda state, some=some: release(state, next(some)), make())
     seconds = take_turns(cases, options.rounds)
     labels = {
         "in a scan": (f"reserve + advance, a step of a {STEPS}-step scan", STEPS, 30),

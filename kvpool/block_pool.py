@@ -57,6 +57,8 @@ def take(pool: BlockPool, which: jax.Array, wanted: jax.Array) -> tuple[BlockPoo
     Returns:
       (pool, ids i32[K], NULL where not wanted).  The caller has made sure that there are enough.
     """
+    if wanted.shape[0] == 0:
+        return pool, jnp.zeros(0, jnp.int32)
     rank, counts = _ranks(pool, which, wanted)
     depth = indices.lookup(pool.num_free, which) - 1 - rank
     place = jnp.where(wanted & (depth >= 0), indices.lookup(pool.offsets, which) + depth, -1)

@@ -1,4 +1,4 @@
-"""The life of a row: admit, reserve, advance, release; and whether a request fits.
+"""The life of a row once it is admitted: reserve, advance, release.
 
 Every verb is a pure function of the state, jitted inside, that takes numpy or jax inputs. What
 does not fit or is misused comes back as a status with the state as it was.
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from kvpool import arguments, block_pool, indices, tables
-from kvpool.grants import first_fault, serve
+from kvpool.grants import first_fault, outgrows, serve
 from kvpool.moves import for_each_block
 from kvpool.room import Missing, lengths_after, missing_columns
-from kvpool.state import State, by_pool, held_columns, pool_of, state_held
+from kvpool.state import State, held_columns, pool_of, state_held
 from kvpool.status import Fault, Status
 
 
@@ -25,7 +25,8 @@ def reserve(state: State, num_tokens, each: bool = False, tail_only: bool = Fals
       num_tokens: i32[S], counted from the settled length; rows at 0 or less are not asked.
       each: False grants all rows or none; True serves rows in order and grants each on its own.
       tail_only: window and chunk groups get room only for those of the new positions that a query
-        at the new length can still read. For steps that attend to their own keys directly.
+        at the new length can still read. For steps that attend to their own keys directly, and
+        then advance by all of it: short of that the past is not held.
 
     Returns:
       (state, Result with R = S). Nothing is settled. Without a grant the state is as it was.
@@ -46,13 +47,12 @@ def _reserve(state, num_tokens, each, tail_only):
     lengths = lengths_after(state, target, tail_only)
     wanted = held_columns(plan, state.seq_lens, *lengths)
     missing = missing_columns(state_held(state), wanted)
-    limits = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
     status = first_fault(
         asked,
         (~state.live, Status.FREE_ROW),
         (too_long, Status.TOO_LONG),
         (num_tokens > plan.max_step_tokens, Status.STEP_TOO_LONG),
-        (jnp.any(by_pool(plan, wanted.count) > limits, axis=0), Status.NEVER),
+        (outgrows(plan, wanted.count), Status.NEVER),
     )
     result = serve(state, missing.count, status, each)
     state = _fill(state, missing, jnp.where(result.granted, missing.count, 0))

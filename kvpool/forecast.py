@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from kvpool import arguments
+from kvpool.grants import outgrows
 from kvpool.plan import Plan
 from kvpool.room import lengths_after, missing_columns
 from kvpool.state import State, by_pool, ceil_div, held_columns, state_held
@@ -64,8 +65,7 @@ def _fits(state, num_tokens, keep):
         fewest = group.region.blocks_per_row(group.block_size, 1, plan.max_seq_len)
         most.append(jnp.minimum(columns, fewest))
     free = state.pool.num_free - keep
-    sizes = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
     later = jnp.any(by_pool(plan, jnp.stack(needs)) > free[:, None], axis=0)
-    never = too_long | jnp.any(by_pool(plan, jnp.stack(most)) > sizes, axis=0)
+    never = too_long | outgrows(plan, jnp.stack(most))
     verdict = jnp.where(never, Status.NEVER, jnp.where(later, Status.LATER, Status.OK))
     return jnp.where(num_tokens > 0, verdict, Status.OK).astype(jnp.int32)

@@ -57,6 +57,14 @@ def _per_group(plan: Plan, values: jax.Array) -> dict[str, jax.Array]:
     return {group.name: values[pool] for group, pool in pairs}
 
 
+def outgrows(plan: Plan, blocks: jax.Array) -> jax.Array:
+    """bool[R]: a row with `blocks` i32[G, R] in all holds more than some pool has."""
+    if plan.row_fits:
+        return jnp.zeros(blocks.shape[1], bool)
+    sizes = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
+    return jnp.any(by_pool(plan, blocks) > sizes, axis=0)
+
+
 def first_fault(asked: jax.Array, *faults: tuple[jax.Array, Status]) -> jax.Array:
     """i32[R]: SKIPPED where not asked, else the status of the first fault that holds, else OK."""
     status = jnp.full(asked.shape, int(Status.OK), jnp.int32)

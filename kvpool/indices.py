@@ -42,7 +42,7 @@ def lookup(values, index: jax.Array) -> jax.Array:
     """values[index] of a few `values`, by comparison: unlike a gather it fuses with its users."""
     found = jnp.zeros_like(index)
     for place in range(len(values)):
-        found = jnp.where(index == place, values[place], found)
+        found = jnp.where(index == place, jnp.asarray(values[place], found.dtype), found)
     return found
 
 

@@ -41,6 +41,8 @@ def for_each_block(counts: jax.Array, body, carry):
       body: (carry, Moves) -> carry.
       carry: any pytree.
     """
+    if counts.shape[1] == 0:
+        return carry
     counts = jnp.pad(counts, ((0, 0), (0, -counts.shape[1] % BUCKET)))
     buckets = jnp.sum(counts, axis=0, dtype=jnp.int32).reshape(-1, BUCKET)
     totals = jnp.sum(buckets, axis=1, dtype=jnp.int32)
@@ -63,7 +65,7 @@ def for_each_block(counts: jax.Array, body, carry):
 
 
 def _bucket_of(begin, starts):
-    """The bucket of each move from `begin` on, i32[K]: how many buckets start up to there, less 1."""
+    """The bucket of each move from `begin` on: how many buckets start up to there, less 1."""
     first = jnp.maximum(starts - begin, 0)
     started = jnp.zeros(WIDTH, jnp.int32).at[indices.drop_absent(first, WIDTH)].add(1, mode="drop")
     return running_sum(started) - 1

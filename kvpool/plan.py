@@ -4,7 +4,9 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from kvpool.regions import positive
+import numpy as np
+
+from kvpool.regions import positive, token_count
 from kvpool.spec import CacheSpec, Group
 from kvpool.status import SpecError
 
@@ -60,6 +62,14 @@ class Plan:
     def blocks_per_row(self, group: Group) -> int:
         """Most blocks of the group that one row can hold at a time."""
         return group.region.blocks_per_row(group.block_size, self.max_step_tokens, self.max_seq_len)
+
+    @functools.cached_property
+    def row_fits(self) -> bool:
+        """Whether the longest row fits into the empty pools, so that nothing is never possible."""
+        most = [0] * len(self.pool_sizes)
+        for group, pool in zip(self.spec.groups, self.pool_of, strict=True):
+            most[pool] += self.blocks_per_row(group)
+        return all(need <= size for need, size in zip(most, self.pool_sizes, strict=True))
 
     def columns(self, group: Group) -> int:
         """Columns of the group's block table."""
@@ -146,23 +156,33 @@ def plan(
     Raises:
       SpecError: with the numbers, where the plan cannot be met.
     """
-    max_seqs, max_seq_len = positive("max_seqs", max_seqs), positive("max_seq_len", max_seq_len)
-    step = max_seq_len if max_step_tokens is None else positive("max_step_tokens", max_step_tokens)
-    if isinstance(snapshots, bool) or not isinstance(snapshots, int) or snapshots < 0:
+    step = max_seq_len if max_step_tokens is None else max_step_tokens
+    empty = _without_blocks(spec, max_seqs, max_seq_len, step, snapshots)
+    if num_blocks is not None:
+        blocks = _explicit(empty, num_blocks)
+    elif budget_bytes is not None:
+        blocks = _from_budget(empty, budget_bytes)
+    else:
+        raise SpecError("plan: wanted budget_bytes or num_blocks, got neither")
+    if sum(blocks) >= 2**31:
+        raise SpecError(f"wanted less than 2^31 blocks in all, got {sum(blocks):,}")
+    return dataclasses.replace(empty, blocks=blocks)
+
+
+def _without_blocks(spec: CacheSpec, max_seqs, max_seq_len, step, snapshots) -> Plan:
+    max_seqs = positive("max_seqs", max_seqs)
+    max_seq_len = token_count("max_seq_len", max_seq_len)
+    step = token_count("max_step_tokens", step)
+    if isinstance(snapshots, bool) or not isinstance(snapshots, (int, np.integer)) or snapshots < 0:
         raise SpecError(f"snapshots: wanted an integer of at least 0, got {snapshots!r}")
     entries = max_seqs * sum(group.columns(max_seq_len) for group in spec.groups)
-    if max(max_seq_len, step) >= 2**30 or entries >= 2**31:
+    if entries >= 2**31:
         raise SpecError(
-            "wanted less than 2^30 tokens a row and 2^31 table entries in all, got max_seq_len "
-            f"{max_seq_len:,}, max_step_tokens {step:,} and {entries:,} entries"
+            f"wanted less than 2^31 table entries, got {entries:,} of {max_seqs:,} rows of up to "
+            f"{max_seq_len:,} tokens"
         )
     pools = tuple(range(len(spec.groups)))
-    empty = Plan(spec, (0,) * len(pools), max_seqs, max_seq_len, step, snapshots, pools)
-    if num_blocks is not None:
-        return dataclasses.replace(empty, blocks=_explicit(empty, num_blocks))
-    if budget_bytes is None:
-        raise SpecError("plan: wanted budget_bytes or num_blocks, got neither")
-    return dataclasses.replace(empty, blocks=_from_budget(empty, budget_bytes))
+    return Plan(spec, (0,) * len(pools), max_seqs, max_seq_len, step, int(snapshots), pools)
 
 
 def _explicit(empty: Plan, num_blocks: Mapping[str, int]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from kvpool.status import SpecError
 
 ALL, WINDOW, CHUNK, STATE = "all", "window", "chunk", "state"
+MAX_TOKENS = 2**30  # so that sums of two counts stay within int32
 ALIGNMENT = 16  # bytes; what a bulk tensor copy asks of every buffer
 
 _DTYPE_NAMES = (
@@ -71,7 +72,7 @@ class Region:
         set_field = object.__setattr__
         set_field(self, "retention", _retention(retention))
         set_field(self, "buffers", _buffers(buffers))
-        set_field(self, "tokens_per_entry", positive("tokens_per_entry", tokens_per_entry))
+        set_field(self, "tokens_per_entry", token_count("tokens_per_entry", tokens_per_entry))
         if self.kind == STATE and self.tokens_per_entry != 1:
             raise SpecError(f'tokens_per_entry: a "state" has 1, got {self.tokens_per_entry}')
 
@@ -127,13 +128,21 @@ def positive(name: str, value) -> int:
     return int(value)
 
 
+def token_count(name: str, value) -> int:
+    """`positive`, and small enough to count tokens in int32."""
+    value = positive(name, value)
+    if value > MAX_TOKENS:
+        raise SpecError(f"{name}: wanted at most 2^30 tokens, got {value:,}")
+    return value
+
+
 def _retention(retention):
     if isinstance(retention, str) and retention in (ALL, STATE):
         return retention
     if not isinstance(retention, str) and isinstance(retention, Sequence) and len(retention) == 2:
         kind, span = retention
         if kind in (WINDOW, CHUNK):
-            return (kind, positive(kind, span))
+            return (kind, token_count(kind, span))
     raise SpecError(
         f'retention: wanted "all", ("window", W), ("chunk", C) or "state", got {retention!r}'
     )
@@ -142,8 +151,8 @@ def _retention(retention):
 def _buffers(buffers):
     if isinstance(buffers, Mapping):
         buffers = [Buffer(name, *_shape_and_dtype(name, entry)) for name, entry in buffers.items()]
-    if not buffers:
-        raise SpecError("buffers: a payload needs at least one, got none")
+    if not buffers or not all(isinstance(buffer, Buffer) for buffer in buffers):
+        raise SpecError(f"buffers: wanted {{name: (shape, dtype)}}, at least one, got {buffers!r}")
     return tuple(buffers)
 
 

@@ -57,6 +57,9 @@ def _snapshot(state, rows):
 def retain(state: State, blocks) -> State:
     """One more holder for every block in {group: i32[K]}; absent ids are skipped.
 
+    Retain full blocks of tokens only: the row that fills a half-full one goes on writing into it.
+    `truncate` to the present length gives such a row a copy of its own.
+
     A block that nobody holds is skipped, and `faults` says so.
 
     Raises:

@@ -16,6 +16,9 @@ def lengths_after(state: State, target: jax.Array, tail_only: bool):
         grows = target > solid  # closes a gap, if there is one
         end = jnp.maximum(target, room)
         return tuple(jnp.where(grows, end, old) for old in (room, solid, tail))
+    # Room inside the gap that a query could not read: the gap closes.
+    closes = (solid < target) & (target < tail)
+    solid, tail = (jnp.where(closes, room, length) for length in (solid, tail))
     grows = target > room
     had_gap = solid < tail
     new_gap = jnp.zeros(target.shape, bool)

@@ -10,9 +10,9 @@ RUN = 16
 def running_sum(values: jax.Array) -> jax.Array:
     """Inclusive sums of i32[..., n] along the last axis.
 
-    On the CPU `jnp.cumsum` of a few hundred numbers becomes a handful of operations that XLA spreads
-    over threads, which costs more than the sums. This is a product with a triangle for runs of 16,
-    then the same over the runs; and as a product is not fused with what makes its input, that is
+    On the CPU `jnp.cumsum` of a few hundred numbers becomes operations that XLA spreads over
+    threads, which costs more than the sums. This is a product with a triangle for runs of 16, then
+    the same over the runs; and as a product is not fused with what makes its input, that is
     computed once.
     """
     size, padding = values.shape[-1], [(0, 0)] * (values.ndim - 1)

@@ -3,10 +3,9 @@
 Raise `VERSION` when the form changes, keep reading the older ones, and keep a fixture of each.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
-from kvpool.regions import Buffer, Region, SharedWith
+from kvpool.regions import Region, SharedWith
 from kvpool.status import SpecError
 
 VERSION = 1
@@ -57,9 +56,31 @@ def layer_from_json(number: int, data):
         return SharedWith(data["shared_with"], data.get("tag"))
     if "tags" in data:
         refuse_unknown(where, data, {"tags"})
-        return {item["tag"]: layer_from_json(number, item["region"]) for item in data["tags"]}
+        return _tags_from_json(number, data["tags"])
     refuse_unknown(where, data, {"retention", "buffers", "tokens_per_entry"})
-    for buffer in data.get("buffers", ()):
-        refuse_unknown(f"{where}, buffer", buffer, {f.name for f in dataclasses.fields(Buffer)})
-    buffers = {b["name"]: (b["shape"], b["dtype"]) for b in data.get("buffers", ())}
+    buffers: dict[str, tuple] = {}
+    for item in _items(f"{where}, buffers", data.get("buffers", ()), {"name", "shape", "dtype"}):
+        if item["name"] in buffers:
+            raise SpecError(f"{where}: two buffers of the name {item['name']!r}")
+        buffers[item["name"]] = (item["shape"], item["dtype"])
     return Region(data.get("retention", ""), buffers, data.get("tokens_per_entry", 1))
+
+
+def _tags_from_json(number: int, tags) -> dict:
+    regions: dict = {}
+    for item in _items(f"layer {number}, tags", tags, {"tag", "region"}):
+        if item["tag"] in regions:
+            raise SpecError(f"layer {number}: two regions of the tag {item['tag']!r}")
+        regions[item["tag"]] = layer_from_json(number, item["region"])
+    return regions
+
+
+def _items(where: str, items, keys: set[str]):
+    """The objects of a list, each with exactly these keys; SpecError naming what is not so."""
+    if not isinstance(items, (list, tuple)) or not all(isinstance(x, Mapping) for x in items):
+        raise SpecError(f"{where}: wanted a list of objects, got {items!r}")
+    for item in items:
+        refuse_unknown(where, item, keys)
+        if keys - set(item):
+            raise SpecError(f"{where}: no {', '.join(sorted(keys - set(item)))} in {dict(item)!r}")
+    return items

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvpool import arguments, block_pool, indices, tables
-from kvpool.grants import first_fault, serve
+from kvpool.grants import first_fault, outgrows, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.moves import for_each_block
 from kvpool.plan import Plan
 from kvpool.regions import quotient
-from kvpool.state import Held, State, by_pool, held_columns, pool_of, take_one_each
+from kvpool.state import Held, State, held_columns, pool_of, take_one_each
 from kvpool.status import Result, Status
 from kvpool.tables import BlockTable
 
@@ -105,14 +105,13 @@ def _admit_at(state, rows, length, source):
     safe = jnp.where(in_range, length, 0)
     held = held_columns(plan, safe, safe, safe, safe)
     own = _own_columns(plan, safe)
-    limits = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
     asked = (rows != -1) & (length >= 0)
     status = first_fault(
         asked,
         *_row_faults(state, rows, asked),
         (~in_range, Status.TOO_LONG),
         (~_reachable(state, safe, source), Status.UNREACHABLE),
-        (jnp.any(by_pool(plan, held.count) > limits, axis=0), Status.NEVER),
+        (outgrows(plan, held.count), Status.NEVER),
     )
     result = serve(state, own.wanted.astype(jnp.int32), status)
     source_rows = jnp.arange(rows.shape[0], dtype=jnp.int32)

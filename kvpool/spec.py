@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kvpool import regions, schema
-from kvpool.regions import Region, SharedWith, positive
+from kvpool.regions import Region, SharedWith, token_count
 from kvpool.status import SpecError
 
 POOLINGS = ("independent",)
@@ -93,7 +93,7 @@ class CacheSpec:
         if pooling not in POOLINGS:
             raise SpecError(f"pooling: wanted one of {', '.join(POOLINGS)}, got {pooling!r}")
         layers = tuple(_layer(number, layer) for number, layer in enumerate(layers))
-        spec = cls(layers, positive("block_size", block_size), pooling)
+        spec = cls(layers, token_count("block_size", block_size), pooling)
         if not spec.groups:
             raise SpecError(f"layers: wanted a layer with a cache, got none in {len(layers)}")
         return spec
@@ -166,7 +166,8 @@ class CacheSpec:
           SpecError: for a pair that does not exist; the message lists those that do.
         """
         pair: tuple = (layer, tag)
-        in_range = isinstance(layer, (int, np.integer)) and 0 <= layer < len(self.layers)
+        is_number = isinstance(layer, (int, np.integer)) and not isinstance(layer, bool)
+        in_range = is_number and 0 <= layer < len(self.layers)
         if in_range and tag is None and len(self._regions[layer]) == 1:
             pair = (layer, *self._regions[layer])
         if not in_range or pair not in self._table[1]:
@@ -206,6 +207,8 @@ class CacheSpec:
         known = {"block_size": 16, "pooling": "independent", "layers": ()}
         schema.refuse_unknown("spec", data, {"schema_version", *known})
         values = {key: data.get(key, default) for key, default in known.items()}
+        if not isinstance(values["layers"], (list, tuple)):
+            raise SpecError(f"layers: wanted a list, got {values['layers']!r}")
         values["layers"] = [
             schema.layer_from_json(number, layer) for number, layer in enumerate(values["layers"])
         ]
@@ -246,7 +249,8 @@ def _layer(number, layer):
 def _earlier(owners, number, shared):
     """{tag: owner} of the layer that layer `number` shares."""
     source = shared.layer
-    if not isinstance(source, (int, np.integer)) or not 0 <= source < number:
+    is_number = isinstance(source, (int, np.integer)) and not isinstance(source, bool)
+    if not is_number or not 0 <= source < number:
         raise SpecError(
             f"layer {number}: SharedWith wants an earlier layer, 0 to {number - 1}, got {source!r}"
             if number

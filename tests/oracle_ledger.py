@@ -200,6 +200,8 @@ class Ledger:
         if not tail_only:
             top = max(t, s.room)
             return s if t <= s.solid else Span(s.n, top, top, top)
+        if s.solid < t < s.tail:
+            return Span(s.n, s.room, s.room, s.room)  # a query there reads what the gap lacks
         if t <= s.room:
             return s
         if s.solid < s.tail:

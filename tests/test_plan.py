@@ -112,7 +112,8 @@ def test_a_full_budget_stops_at_what_the_rows_can_hold():
         ({"budget_bytes": 1 << 20, "max_seq_len": -1}, "max_seq_len: .* got -1"),
         ({"budget_bytes": 1 << 20, "max_step_tokens": 0}, "max_step_tokens: .* got 0"),
         ({"budget_bytes": 1 << 20, "snapshots": -1}, "snapshots: .* got -1"),
-        ({"budget_bytes": 1 << 20, "max_seq_len": 1 << 30}, r"less than 2\^30 tokens a row"),
+        ({"budget_bytes": 1 << 20, "max_seq_len": (1 << 30) + 1}, r"max_seq_len: .* 2\^30 tokens"),
+        ({"num_blocks": {"full": 1 << 31, "window16": 4}}, r"less than 2\^31 blocks in all"),
         ({"budget_bytes": 1 << 20, "max_seqs": 1 << 20, "max_seq_len": 1 << 20}, "table entries"),
     ],
 )

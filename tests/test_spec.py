@@ -161,9 +161,13 @@ def test_an_unknown_pair_names_the_pairs_that_exist():
         (lambda: kv.SlidingWindow(0, 1, 4), "window: .* at least 1, got 0"),
         (lambda: kv.ChunkedLocal(-1, 1, 4), "chunk: .* at least 1, got -1"),
         (lambda: kv.Compressed(0, 4), "ratio: .* got 0"),
+        (lambda: kv.SlidingWindow(2**40, 1, 4), "window: wanted at most 2.30 tokens"),
+        (lambda: kv.Compressed(2**33, 4), "tokens_per_entry: wanted at most 2.30 tokens"),
+        (lambda: kv.Region("all", ["a"]), "buffers: wanted"),
+        (lambda: spec_of(FULL, kv.SharedWith(True)), "layer 1: .* got True"),
         (lambda: kv.FullAttention(1, 4, dtype="float99"), "no dtype 'float99'; there are float32,"),
         (lambda: kv.Region("all", {"k": ((4,), "float64")}), "no dtype 'float64'"),
-        (lambda: kv.Region("all", {}), "at least one, got none"),
+        (lambda: kv.Region("all", {}), "at least one, got \\[\\]"),
         (lambda: kv.Region("all", {"k": ((4, 0), "int8")}), r"buffer 'k': size in shape \(4, 0\)"),
         (lambda: kv.Region("all", {"k": (4, "int8")}), "wanted a shape as a tuple, got 4"),
         (
@@ -252,6 +256,11 @@ def test_a_dictionary_of_version_1_without_what_has_defaults():
         ({"layers": [{"retention": "all", "buffer": []}]}, "layer 0: unknown key buffer"),
         ({"layers": [{"shared_with": 0, "of": 1}]}, "layer 0: unknown key of"),
         ({"layers": [{"tags": [], "of": 1}]}, "layer 0: unknown key of"),
+        ({"layers": None}, "layers: wanted a list, got None"),
+        ({"layers": [{"tags": [{"tag": "a"}]}]}, "layer 0, tags: no region in"),
+        ({"layers": [{"tags": [{"tag": "a", "region": None, "zz": 1}]}]}, "unknown key zz"),
+        ({"layers": [{"tags": [{"tag": "a", "region": None}] * 2}]}, "two regions of the tag 'a'"),
+        ({"layers": [{"retention": "all", "buffers": [{"name": "k"}]}]}, "no dtype, shape in"),
         ({"layers": [7]}, "layer 0: wanted an object or null, got 7"),
         (
             {
