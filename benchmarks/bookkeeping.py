@@ -110,7 +110,8 @@ def main() -> None:
         cases["one call", name] = settling(one_step, make(), settles=1)
         some = itertools.cycle(rows)
         releasing = functools.partial(after_filling, tokens=tokens, times=4, warm=1)
-        cases["release", name] = releasing(lambda state, some=some: release(state, next(some)), make())
+        release_some = lambda state, some=some: release(state, next(some))  # noqa: E731
+        cases["release", name] = releasing(release_some, make())
     seconds = take_turns(cases, options.rounds)
     labels = {
         "in a scan": (f"reserve + advance, a step of a {STEPS}-step scan", STEPS, 30),
@@ -120,7 +121,8 @@ def main() -> None:
     for case, (label, divisor, limit) in labels.items():
         small, big = (seconds[case, name] / divisor * 1e6 for name in POOLS)
         for name, figure in zip(POOLS, (small, big), strict=True):
-            report.add(f"{label}, pools of {name}", figure, "us", f"at most {limit}", figure <= limit)
+            what = f"{label}, pools of {name}"
+            report.add(what, figure, "us", f"at most {limit}", figure <= limit)
         ratio = big / small
         report.add(f"{label}, large pool / small", ratio, "x", "at most 1.15", ratio <= 1.15)
         figure = seconds[case, "long"] / divisor * 1e6

@@ -16,6 +16,11 @@ def seconds_of(function, *arguments) -> float:
     return time.perf_counter() - begin
 
 
+def on_fresh(prepare, run):
+    """A measure for `take_turns`: run(*prepare()), of which only the run counts."""
+    return lambda: [seconds_of(run, *jax.block_until_ready(prepare()))]
+
+
 def take_turns(cases: dict, rounds: int) -> dict:
     """Median seconds of each case.
 
@@ -56,4 +61,5 @@ class Report:
             print(f"{line}  {row['wanted']:<16} {verdict}".rstrip())
         if path is not None:
             with open(path, "w") as file:
-                json.dump({"title": self.title, "machine": machine, "rows": self.rows}, file, indent=1)
+                figures = {"title": self.title, "machine": machine, "rows": self.rows}
+                json.dump(figures, file, indent=1)

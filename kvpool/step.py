@@ -158,7 +158,7 @@ def _places(view, rows, group_index, blocks):
     shown = (positions >= lower[:, None, None]) & (positions < upper[:, None, None])
     shown &= (block_ids >= 0)[..., None]
     positions = jnp.where(shown, positions, -1)
-    return Places(block_ids, positions.reshape(rows.shape[0], -1))
+    return Places(block_ids, positions.reshape(rows.shape[0], blocks * group.entries_per_block))
 
 
 def slots_of(view: StepView, group_index: int, width: int | None) -> jax.Array:

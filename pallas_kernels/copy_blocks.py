@@ -32,7 +32,7 @@ def copy_blocks(
     """
     words.check_implementation(implementation)
     _check(blocks, src, dst)
-    return _xla(blocks, src, dst)
+    return _xla(blocks, src, dst) if src.shape[0] else blocks
 
 
 def copy_blocks_reference(blocks, src, dst):
@@ -40,9 +40,7 @@ def copy_blocks_reference(blocks, src, dst):
     _check(blocks, src, dst)
     size = blocks.shape[0]
     valid = words.is_valid(src, size) & words.is_valid(dst, size)
-    return blocks.at[jnp.where(valid, dst, size)].set(
-        blocks[jnp.where(valid, src, 0)], mode="drop"
-    )
+    return blocks.at[jnp.where(valid, dst, size)].set(blocks[jnp.where(valid, src, 0)], mode="drop")
 
 
 def _check(blocks, src, dst):

@@ -40,20 +40,13 @@ def paged_gather(
       NotImplementedError: for an implementation that does not run here.
     """
     words.check_implementation(implementation)
-    _check(blocks, block_ids, keep, shape, dtype, offset)
-    keep = keep & words.is_valid(block_ids, blocks.shape[0])[..., None]
-    width = words.num_words(shape, dtype, blocks.dtype)
-    ids = jnp.broadcast_to(block_ids[..., None], keep.shape).reshape(-1)
-    starts = offset + jnp.arange(keep.shape[2], dtype=jnp.int32) * width
-    starts = jnp.broadcast_to(starts, keep.shape).reshape(-1)
-    # Two axes, one entry a row, until the end: XLA's loop over them is twice as fast as over all.
-    entries = jnp.where(keep.reshape(-1, 1), spans(blocks, ids, starts, width), 0)
-    return words.from_words(entries, (math.prod(shape),), dtype).reshape(*keep.shape, *shape)
+    _check(blocks, block_ids, keep, shape, dtype)
+    return _xla(blocks, block_ids, keep, shape, dtype, offset)
 
 
 def paged_gather_reference(blocks, block_ids, keep, *, shape, dtype, offset=0):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, keep, shape, dtype, offset)
+    _check(blocks, block_ids, keep, shape, dtype)
     width = words.num_words(shape, dtype, blocks.dtype)
     columns = offset + jnp.arange(keep.shape[2] * width)
     valid = words.is_valid(block_ids, blocks.shape[0])
@@ -63,24 +56,46 @@ def paged_gather_reference(blocks, block_ids, keep, *, shape, dtype, offset=0):
     return words.from_words(entry, shape, dtype)
 
 
-def spans(blocks: jax.Array, block_ids: jax.Array, starts, width: int) -> jax.Array:
-    """u[K, width]: `width` words of each block from `starts` on, both i32[K].
-
-    An absent id reads some other block: clipping it and masking the words before they are cast
-    back lets XLA make one loop of it all, while a gather of bfloat16 or fp8 goes by way of float32.
-    """
-    at = jnp.stack([block_ids, jnp.broadcast_to(starts, block_ids.shape)], axis=1)
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
-    )
-    return lax.gather(blocks, at, numbers, (1, width), mode=lax.GatherScatterMode.CLIP)
-
-
-def _check(blocks, block_ids, keep, shape, dtype, offset):
+def _check(blocks, block_ids, keep, shape, dtype):
     words.check_blocks(blocks)
     words.check_ids("block_ids", block_ids, "S, M")
     if keep.ndim != 3 or keep.shape[:2] != block_ids.shape or keep.dtype != bool:
         wanted = ", ".join(map(str, block_ids.shape))
         raise ValueError(f"keep: wanted bool[{wanted}, E], got {keep.dtype}{list(keep.shape)}")
     span = keep.shape[2] * words.num_words(shape, dtype, blocks.dtype)
-    words.check_span(blocks, offset, span)
+    words.check_span(blocks, span)
+
+
+def _xla(blocks, block_ids, keep, shape, dtype, offset):
+    valid = words.is_valid(block_ids, blocks.shape[0])
+    keep = (keep & valid[..., None]).reshape(-1, keep.shape[2])
+
+    def gathered(blocks, ids, keep, offset):
+        width = words.num_words(shape, dtype, blocks.dtype)
+        entries = spans(blocks, ids, offset, keep.shape[1] * width)
+        # Masked as words: a select of bfloat16 or fp8 goes by way of float32 and loses NaN bits.
+        entries = jnp.where(keep[..., None], entries.reshape(*keep.shape, width), 0)
+        return words.from_words(entries, (math.prod(shape),), dtype)
+
+    def unless_empty(blocks, ids, keep, offset):
+        # The branch also ends the fusion: without it XLA computes ids and mask anew for every
+        # head of every entry, in one loop over all axes of the result, at twice the time.
+        def zeros(_, __, keep, ___):
+            return jnp.zeros((*keep.shape, math.prod(shape)), dtype)
+
+        return lax.cond(jnp.any(keep), gathered, zeros, blocks, ids, keep, offset)
+
+    entries = lax.platform_dependent(
+        blocks, block_ids.reshape(-1), keep, jnp.int32(offset), cpu=unless_empty, default=gathered
+    )
+    return entries.reshape(*block_ids.shape, keep.shape[1], *shape)
+
+
+def spans(blocks: jax.Array, block_ids: jax.Array, offset, width: int) -> jax.Array:
+    """u[K, width]: words of each block from `offset` on; ids i32[K], an absent one reads any."""
+    first = lax.broadcasted_iota(jnp.int32, (*block_ids.shape, 2), 1) == 0
+    at = jnp.where(first, block_ids[:, None], offset)  # a concatenation would be a branch
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
+    )
+    return lax.gather(blocks, at, numbers, (1, width), mode=lax.GatherScatterMode.CLIP)

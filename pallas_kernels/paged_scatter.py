@@ -38,20 +38,20 @@ def paged_scatter(
       NotImplementedError: for an implementation that does not run here.
     """
     words.check_implementation(implementation)
-    _check(blocks, slots, values, entries, offset)
+    _check(blocks, slots, values, entries)
     return _xla(blocks, slots, words.to_words(values, 1, blocks.dtype), entries, offset)
 
 
 def paged_scatter_reference(blocks, slots, values, *, entries=1, offset=0):
     """The same by indexing word by word."""
-    _check(blocks, slots, values, entries, offset)
+    _check(blocks, slots, values, entries)
     entry = words.to_words(values, 1, blocks.dtype)
     block, place = _split(blocks, slots, entries)
     columns = offset + place[:, None] * entry.shape[1] + jnp.arange(entry.shape[1])
     return blocks.at[block[:, None], columns].set(entry, mode="drop")
 
 
-def _check(blocks, slots, values, entries, offset):
+def _check(blocks, slots, values, entries):
     words.check_blocks(blocks)
     words.check_ids("slots", slots, "T")
     if values.ndim < 1 or values.shape[0] != slots.shape[0]:
@@ -59,7 +59,7 @@ def _check(blocks, slots, values, entries, offset):
     if blocks.shape[0] * entries >= 2**31:
         raise ValueError(f"entries: wanted less than 2^31 slots, got {blocks.shape[0]} * {entries}")
     span = entries * words.num_words(values.shape[1:], values.dtype, blocks.dtype)
-    words.check_span(blocks, offset, span)
+    words.check_span(blocks, span)
 
 
 def _split(blocks, slots, entries):
@@ -78,6 +78,4 @@ def _xla(blocks, slots, entry, entries, offset):
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
     )
-    return lax.scatter(
-        blocks, starts, entry, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP
-    )
+    return lax.scatter(blocks, starts, entry, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)

@@ -36,7 +36,7 @@ def state_gather(
       NotImplementedError: for an implementation that does not run here.
     """
     words.check_implementation(implementation)
-    _check(blocks, block_ids, shape, dtype, offset)
+    _check(blocks, block_ids, shape, dtype)
     state = spans(blocks, block_ids, offset, words.num_words(shape, dtype, blocks.dtype))
     valid = words.is_valid(block_ids, blocks.shape[0])
     return words.from_words(jnp.where(valid[:, None], state, 0), shape, dtype)
@@ -44,14 +44,14 @@ def state_gather(
 
 def state_gather_reference(blocks, block_ids, *, shape, dtype, offset=0):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, shape, dtype, offset)
+    _check(blocks, block_ids, shape, dtype)
     columns = offset + jnp.arange(words.num_words(shape, dtype, blocks.dtype))
     valid = words.is_valid(block_ids, blocks.shape[0])
     state = blocks[jnp.where(valid, block_ids, 0)[:, None], columns]
     return words.from_words(jnp.where(valid[:, None], state, 0), shape, dtype)
 
 
-def _check(blocks, block_ids, shape, dtype, offset):
+def _check(blocks, block_ids, shape, dtype):
     words.check_blocks(blocks)
     words.check_ids("block_ids", block_ids, "S")
-    words.check_span(blocks, offset, words.num_words(shape, dtype, blocks.dtype))
+    words.check_span(blocks, words.num_words(shape, dtype, blocks.dtype))

@@ -1,6 +1,7 @@
 """state_scatter: blocks[block_ids[s], offset + starts[b] + i] = words(values[b][s])[i]."""
 
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -45,16 +46,13 @@ def state_scatter(
       NotImplementedError: for an implementation that does not run here.
     """
     words.check_implementation(implementation)
-    end = _check(blocks, block_ids, values, starts, offset)
-    if (end - starts[0]) * blocks.dtype.itemsize <= SMALL_BYTES:
-        row = _row(blocks, values, starts)
-        return paged_scatter(blocks, block_ids, row, offset=offset + starts[0])
-    return _row_by_row(blocks, block_ids, values, starts, offset)
+    _check(blocks, block_ids, values, starts)
+    return _xla(blocks, block_ids, values, starts, offset)
 
 
 def state_scatter_reference(blocks, block_ids, values, *, starts, offset=0):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, values, starts, offset)
+    _check(blocks, block_ids, values, starts)
     size = blocks.shape[0]
     rows = jnp.where(words.is_valid(block_ids, size), block_ids, size)[:, None]
     for value, start in zip(values, starts, strict=True):
@@ -64,8 +62,7 @@ def state_scatter_reference(blocks, block_ids, values, *, starts, offset=0):
     return blocks
 
 
-def _check(blocks, block_ids, values, starts, offset) -> int:
-    """Checks the arguments; returns the end of the last buffer, in words."""
+def _check(blocks, block_ids, values, starts):
     words.check_blocks(blocks)
     words.check_ids("block_ids", block_ids, "S")
     if not values or len(values) != len(starts):
@@ -77,22 +74,33 @@ def _check(blocks, block_ids, values, starts, offset) -> int:
         if start < end:
             raise ValueError(f"starts: wanted at least {end} for the next buffer, got {start}")
         end = start + words.num_words(value.shape[1:], value.dtype, blocks.dtype)
-    words.check_span(blocks, offset, end)
-    return end
+    words.check_span(blocks, end)
 
 
-def _row(blocks, values, starts):
-    """u[S, words from the first buffer to the end of the last], 0 in between."""
+def _xla(blocks, block_ids, values, starts, offset):
+    row_bytes = sum(math.prod(value.shape[1:]) * value.dtype.itemsize for value in values)
+    together = functools.partial(_together, starts=starts)
+    if row_bytes <= SMALL_BYTES or not block_ids.shape[0]:
+        return together(blocks, block_ids, values, offset)
+    by_row = functools.partial(_row_by_row, starts=starts)
+    return lax.platform_dependent(
+        blocks, block_ids, values, jnp.int32(offset), cpu=by_row, default=together
+    )
+
+
+def _together(blocks, block_ids, values, offset, starts):
+    """One scatter of u[S, words from the first buffer to the end of the last], 0 in between."""
     parts, at = [], starts[0]
     for value, start in zip(values, starts, strict=True):
         part = words.to_words(value, 1, blocks.dtype)
         parts.append(jnp.pad(part, ((0, 0), (start - at, 0))))
         at = start + part.shape[1]
-    return jnp.concatenate(parts, axis=1)
+    row = jnp.concatenate(parts, axis=1)
+    return paged_scatter(blocks, block_ids, row, offset=offset + starts[0])
 
 
-def _row_by_row(blocks, block_ids, values, starts, offset):
-    """Each row is cast by itself: the cast of a whole array would be materialised.
+def _row_by_row(blocks, block_ids, values, offset, starts):
+    """Each row is cast by itself: on a CPU the cast of a whole array is materialised.
 
     The branch skips rows without a block, and it keeps XLA from moving the widening of a whole
     bfloat16 or fp8 array out of the loop, which would also lose the payloads of NaNs.

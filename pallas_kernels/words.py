@@ -17,8 +17,8 @@ def to_words(values: jax.Array, axes: int, word) -> jax.Array:
     several elements, which XLA does in a temporary array.
     """
     lead, entry = values.shape[:axes], values.shape[axes:]
-    words = lax.bitcast_convert_type(values, word)
-    return words.reshape(*lead, num_words(entry, values.dtype, word))
+    size = num_words(entry, values.dtype, word)
+    return lax.bitcast_convert_type(values, word).reshape(*lead, size)
 
 
 def from_words(words: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
@@ -45,8 +45,8 @@ def compacted(keep: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(order i32[K], count i32[]): the places where `keep` bool[K] holds come first in `order`."""
     size = keep.shape[0]
     target = jnp.where(keep, jnp.cumsum(keep, dtype=jnp.int32) - 1, size)
-    order = jnp.zeros(size, jnp.int32).at[target].set(
-        jnp.arange(size, dtype=jnp.int32), mode="drop"
+    order = (
+        jnp.zeros(size, jnp.int32).at[target].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
     )
     return order, jnp.sum(keep, dtype=jnp.int32)
 
@@ -76,10 +76,7 @@ def check_ids(name: str, ids: jax.Array, axes: str) -> None:
         raise ValueError(f"{name}: wanted i32[{axes}], got {ids.dtype}{list(ids.shape)}")
 
 
-def check_span(blocks: jax.Array, offset, span: int) -> None:
-    """ValueError unless `span` words from `offset` on lie in a block; a traced one is trusted."""
-    start = int(offset) if isinstance(offset, (int, np.integer)) else 0
-    if start < 0 or start + span > blocks.shape[1]:
-        raise ValueError(
-            f"blocks: wanted at least {start + span} words a block, got {blocks.shape[1]}"
-        )
+def check_span(blocks: jax.Array, span: int) -> None:
+    """ValueError unless a block has `span` words."""
+    if span > blocks.shape[1]:
+        raise ValueError(f"blocks: wanted at least {span} words a block, got {blocks.shape[1]}")

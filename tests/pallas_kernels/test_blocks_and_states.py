@@ -1,0 +1,151 @@
+"""copy_blocks, state_gather and state_scatter: against references and plain numpy, bit for bit."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from kernel_cases import (
+    DTYPES,
+    OUTSIDE,
+    dtype_of,
+    narrower_words,
+    poisoned,
+    random_bits,
+    same_bits,
+    word_of,
+)
+
+from pallas_kernels import (
+    copy_blocks,
+    copy_blocks_reference,
+    state_gather,
+    state_gather_reference,
+    state_scatter,
+    state_scatter_reference,
+)
+from pallas_kernels.copy_blocks import PIECE_BYTES
+from pallas_kernels.state_scatter import SMALL_BYTES
+
+SMALL, LARGE = (2, 12), (2, SMALL_BYTES // 2 + 6)  # of one byte or more: written together, by row
+
+
+@pytest.mark.parametrize("word", [np.uint8, np.uint16, np.uint32])
+@pytest.mark.parametrize("pieces", [0.01, 1, 2.3])
+def test_copies_of_whole_blocks(word, pieces):
+    width = int(pieces * PIECE_BYTES) // np.dtype(word).itemsize
+    blocks = random_bits(1, np.dtype(word).name, (9, width))
+    src = np.asarray([0, -1, 3, 2**31 - 1, 5, 8, 9], np.int32)
+    dst = np.asarray([6, 2, 7, 1, -(2**31), 4, 2], np.int32)
+    wanted = blocks.copy()
+    for source, target in ((0, 6), (3, 7), (8, 4)):
+        wanted[target] = blocks[source]
+    for implementation in (None, "xla"):
+        assert same_bits(copy_blocks(blocks, src, dst, implementation=implementation), wanted)
+    assert same_bits(jax.jit(copy_blocks_reference)(blocks, src, dst), wanted)
+    none = np.full(7, -1, np.int32)
+    assert same_bits(copy_blocks(blocks, none, dst), blocks)
+    assert same_bits(copy_blocks(blocks, none[:0], none[:0]), blocks)
+
+
+def test_copies_say_what_is_wrong():
+    blocks, ids = poisoned(3, 8, np.uint8), np.zeros(2, np.int32)
+    for arguments, named in (
+        ((blocks.astype(np.int8), ids, ids), r"blocks: wanted u\[N, W\], got int8"),
+        ((blocks, ids.astype(np.int16), ids), r"src: wanted i32\[K\], got int16"),
+        ((blocks, ids, ids[:1]), r"dst: wanted i32\[2\] as src, got i32\[1\]"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            copy_blocks(*arguments)
+    with pytest.raises(NotImplementedError, match="mosaic_gpu"):
+        copy_blocks(blocks, ids, ids, implementation="mosaic_gpu")
+
+
+@functools.partial(jax.jit, static_argnames=("starts", "implementation"))
+def write_both(blocks, ids, values, starts, implementation=None):
+    options = {"starts": starts, "offset": 6}
+    return (
+        state_scatter(blocks, ids, values, implementation=implementation, **options),
+        state_scatter_reference(blocks, ids, values, **options),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype", "offset"))
+def read_both(blocks, ids, shape, dtype, offset):
+    options = {"shape": shape, "dtype": dtype, "offset": offset}
+    return state_gather(blocks, ids, **options), state_gather_reference(blocks, ids, **options)
+
+
+def check(names, shape, word):
+    """States of several buffers, side by side, for rows of which some have no block."""
+    ids = np.asarray([4, -1, 0, 9, 2**31 - 1, 2], np.int32)
+    values = tuple(random_bits(i, name, (len(ids), *shape)) for i, name in enumerate(names))
+    sizes = [value[0].nbytes // word.itemsize for value in values]
+    starts = tuple(np.cumsum([0, *sizes[:-1]]).tolist())
+    blocks = poisoned(5, 6 + sum(sizes) + 3, word)
+    wanted = blocks.copy()
+    for row in (0, 2, 5):
+        words = b"".join(value[row].tobytes() for value in values)
+        wanted[ids[row], 6 : 6 + sum(sizes)] = np.frombuffer(words, word)
+    run, reference = write_both(blocks, ids, values, starts)
+    assert same_bits(run, wanted)
+    assert same_bits(reference, wanted)
+    for name, value, start in zip(names, values, starts, strict=True):
+        there = value.copy()
+        there[[1, 3, 4]] = np.zeros((), there.dtype)
+        for got in read_both(run, ids, shape, dtype_of(name), 6 + start):
+            assert same_bits(got, there)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
+def test_states_of_every_dtype(name, shape):
+    check([name], shape, word_of(name))
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
+def test_states_of_several_dtypes(shape):
+    check(["bfloat16", "float32", "float8_e5m2", "int8"], shape, np.dtype(np.uint8))
+    check(["float32", "bfloat16"], shape, narrower_words("bfloat16")[-1])
+
+
+@pytest.mark.parametrize("ids", [np.zeros(0, np.int32), np.asarray(OUTSIDE, np.int32)])
+@pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
+def test_states_of_no_row(ids, shape):
+    blocks = poisoned(2, 6 + int(np.prod(shape)), np.uint16)
+    values = (random_bits(0, "bfloat16", (len(ids), *shape)),)
+    for out in write_both(blocks, ids, values, (0,)):
+        assert same_bits(out, blocks)
+    for out in read_both(blocks, ids, shape, dtype_of("bfloat16"), 6):
+        assert same_bits(out, np.zeros((len(ids), *shape), dtype_of("bfloat16")))
+
+
+def test_gaps_between_buffers():
+    """Buffers padded to a common alignment: the values are whole, whatever the padding holds."""
+    ids = np.asarray([1, 0], np.int32)
+    values = (random_bits(0, "int8", (2, 3)), random_bits(1, "int8", (2, 5)))
+    for out in write_both(poisoned(2, 40, np.uint8), ids, values, (0, 16)):
+        for row, block in enumerate(ids):
+            assert same_bits(np.asarray(out)[block, 6:9], values[0][row].view(np.uint8))
+            assert same_bits(np.asarray(out)[block, 22:27], values[1][row].view(np.uint8))
+            assert (np.asarray(out)[block, [*range(6), *range(27, 40)]] == 255).all()
+
+
+def test_states_say_what_is_wrong():
+    blocks, ids = poisoned(3, 32, np.uint8), np.zeros(2, np.int32)
+    value = np.zeros((2, 16), np.int8)
+    for values, starts, named in (
+        ((value,), (0, 8), "starts: wanted 1, one for each buffer, got 2"),
+        ((value, value), (0, 8), "starts: wanted at least 16 for the next buffer, got 8"),
+        ((value[:1],), (0,), r"values: wanted \[2, ...\], got \[1, 16\]"),
+        ((value, value), (0, 17), "at least 33 words a block, got 32"),
+        ((), (), "starts"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            state_scatter(blocks, ids, values, starts=starts)
+    with pytest.raises(ValueError, match=r"block_ids: wanted i32\[S\], got int32\[2, 1\]"):
+        state_gather(blocks, ids[:, None], shape=(4,), dtype=np.dtype(np.int8))
+    with pytest.raises(NotImplementedError, match="mosaic_gpu"):
+        state_scatter(blocks, ids, (value,), starts=(0,), implementation="mosaic_gpu")
+    with pytest.raises(NotImplementedError, match="mosaic_gpu"):
+        state_gather(blocks, ids, shape=(4,), dtype=np.dtype(np.int8), implementation="mosaic_gpu")
