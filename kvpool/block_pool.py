@@ -51,8 +51,8 @@ def init(sizes: tuple[int, ...]) -> BlockPool:
     )
 
 
-def take(pool: BlockPool, which: jax.Array, wanted: jax.Array) -> tuple[BlockPool, jax.Array]:
-    """Takes a free block of pool which[k] for every k that is `wanted` bool[K].
+def allocate(pool: BlockPool, which: jax.Array, wanted: jax.Array) -> tuple[BlockPool, jax.Array]:
+    """Hands out a free block of pool which[k] for every k that is `wanted` bool[K].
 
     Returns:
       (pool, ids i32[K], NULL where not wanted).  The caller has made sure that there are enough.

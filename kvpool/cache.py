@@ -68,7 +68,7 @@ def _fill(state: State, missing: Missing, counts: jax.Array) -> State:
 
     def one_pass(carry, moves):
         table, pool = carry
-        pool, ids = block_pool.take(pool, pool_of(state.plan, moves.group), moves.valid)
+        pool, ids = block_pool.allocate(pool, pool_of(state.plan, moves.group), moves.valid)
         column = missing.column(moves)
         table = tables.put(table, moves.group, moves.row, column, ids, moves.valid)
         return table, pool

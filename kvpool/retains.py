@@ -11,7 +11,7 @@ from kvpool.cache import with_faults
 from kvpool.grants import first_fault, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.moves import WIDTH
-from kvpool.state import State, take_one_each
+from kvpool.state import State, allocate_one_each
 from kvpool.status import Fault, Status
 
 
@@ -41,7 +41,7 @@ def _snapshot(state, rows):
     )
     result = serve(state, wanted.astype(jnp.int32), status)
     wanted &= result.granted
-    pool, ids = take_one_each(plan, state.pool, wanted)
+    pool, ids = allocate_one_each(plan, state.pool, wanted)
     pools = jnp.asarray(plan.pool_of, jnp.int32)[:, None]
     pool = dataclasses.replace(pool, retained=indices.add(pool.retained, pool.place(pools, ids), 1))
     groups = jnp.arange(len(plan.pool_of), dtype=jnp.int32)[:, None]

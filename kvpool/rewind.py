@@ -10,7 +10,7 @@ from kvpool.cache import give_back
 from kvpool.grants import first_fault, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.regions import quotient
-from kvpool.state import State, ceil_div, state_held, take_one_each
+from kvpool.state import State, allocate_one_each, ceil_div, state_held
 from kvpool.status import Status
 
 
@@ -44,7 +44,7 @@ def _truncate(state, seq_lens):
     column, tail, wanted = _cut_blocks(state, length)
     result = serve(state, wanted.astype(jnp.int32), status)
     wanted &= result.granted
-    pool, ids = take_one_each(state.plan, state.pool, wanted)
+    pool, ids = allocate_one_each(state.plan, state.pool, wanted)
     start, stop = _given_back(state, length, wanted)
     state = give_back(
         dataclasses.replace(state, pool=pool), None, start, jnp.where(result.granted, stop, start)

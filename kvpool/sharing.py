@@ -17,7 +17,7 @@ from kvpool.indices import NULL_BLOCK
 from kvpool.moves import for_each_block
 from kvpool.plan import Plan
 from kvpool.regions import quotient
-from kvpool.state import Held, State, held_columns, pool_of, take_one_each
+from kvpool.state import Held, State, allocate_one_each, held_columns, pool_of
 from kvpool.status import Result, Status
 from kvpool.tables import BlockTable
 
@@ -160,30 +160,14 @@ def _own_columns(plan: Plan, length: jax.Array) -> Own:
 
 def _join(state, result: Result, rows, length, source_rows, held: Held, own: Own, source=None):
     """Gives granted rows [R] what `source_rows` of `source` (None: the table) hold at `length`."""
+    full = jnp.where(result.granted, held.stop - held.start - own.wanted, 0)
+    table, pool = _share(state, rows, source_rows, held.start, full, source)
     groups = jnp.arange(len(state.plan.pool_of), dtype=jnp.int32)[:, None]
-
-    def share(carry, moves):
-        table, pool = carry
-        column = moves.pick(held.start) + moves.place
-        ids = tables.take(
-            table if source is None else source,
-            moves.group,
-            indices.take(source_rows, moves.row, -1),
-            column,
-            moves.valid,
-        )
-        row = indices.take(rows, moves.row, -1)
-        table = tables.put(table, moves.group, row, column, ids, ids != NULL_BLOCK)
-        return table, block_pool.hold(pool, pool_of(state.plan, moves.group), ids)
-
-    full = held.stop - held.start - own.wanted
-    counts = jnp.where(result.granted, full, 0)
-    table, pool = for_each_block(counts, share, (state.table, state.pool))
     wanted = own.wanted & result.granted
     original = tables.take(
         table if source is None else source, groups, source_rows[None], own.column, wanted
     )
-    pool, ids = take_one_each(state.plan, pool, wanted)
+    pool, ids = allocate_one_each(state.plan, pool, wanted)
     fresh = ids != NULL_BLOCK
     if source is None:  # a fork's source holds it; the scatter must derive from what was read
         fresh &= original != NULL_BLOCK
@@ -193,12 +177,28 @@ def _join(state, result: Result, rows, length, source_rows, held: Held, own: Own
         name: indices.put(getattr(state, name), joined, length)
         for name in ("seq_lens", "room", "solid", "tail")
     }
-    state = dataclasses.replace(
-        state, table=table, pool=pool, live=indices.put(state.live, joined, True), **lengths
-    )
+    live = indices.put(state.live, joined, True)
+    state = dataclasses.replace(state, table=table, pool=pool, live=live, **lengths)
     names = [group.name for group in state.plan.spec.groups]
     copies = {name: (original[g], ids[g]) for g, name in enumerate(names)}
     return state, result._replace(copies=copies)
+
+
+def _share(state, rows, source_rows, start, counts, source):
+    """Rows [R] name `counts` i32[G, R] blocks of the source too, from columns `start` on."""
+
+    def one_pass(carry, moves):
+        table, pool = carry
+        column = moves.pick(start) + moves.place
+        source_row = indices.take(source_rows, moves.row, -1)
+        ids = tables.take(
+            table if source is None else source, moves.group, source_row, column, moves.valid
+        )
+        row = indices.take(rows, moves.row, -1)
+        table = tables.put(table, moves.group, row, column, ids, ids != NULL_BLOCK)
+        return table, block_pool.hold(pool, pool_of(state.plan, moves.group), ids)
+
+    return for_each_block(counts, one_pass, (state.table, state.pool))
 
 
 def fork(state: State, src, dst):

@@ -21,7 +21,12 @@ class State:
 
     A row's positions below `room` have blocks. A `tail_only` reserve leaves a gap in the window
     and chunk groups: they lack the positions from `solid` up to the first that a query at `tail`
-    reads. Without a gap solid = tail = room.
+    reads. Without a gap solid = tail = room. With a window W, in columns:
+
+        dead | held | gap, not held | held
+             |      |               |
+             |      solid           tail - W + 1    room
+             seq_lens - W + 1
     """
 
     seq_lens: jax.Array  # i32[S], settled tokens
@@ -136,10 +141,12 @@ def pool_of(plan: Plan, group: jax.Array) -> jax.Array:
     return indices.lookup(plan.pool_of, group)
 
 
-def take_one_each(plan: Plan, pool: BlockPool, wanted: jax.Array) -> tuple[BlockPool, jax.Array]:
+def allocate_one_each(
+    plan: Plan, pool: BlockPool, wanted: jax.Array
+) -> tuple[BlockPool, jax.Array]:
     """A free block for each group and row that is `wanted` bool[G, R]: (pool, ids i32[G, R])."""
     which = jnp.broadcast_to(jnp.asarray(plan.pool_of, jnp.int32)[:, None], wanted.shape)
-    pool, ids = block_pool.take(pool, which.reshape(-1), wanted.reshape(-1))
+    pool, ids = block_pool.allocate(pool, which.reshape(-1), wanted.reshape(-1))
     return pool, ids.reshape(wanted.shape)
 
 

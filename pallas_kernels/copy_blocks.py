@@ -58,9 +58,9 @@ def _xla(blocks, src, dst):
     pieces = -(-width // piece)
 
     def copy_piece(step, blocks):
-        pair = order[lax.div(step, pieces)]
+        pair = order[step // pieces]
         # The last piece overlaps the one before it, so that all are of one size.
-        start = jnp.minimum(lax.rem(step, pieces) * piece, width - piece)
+        start = jnp.minimum(step % pieces * piece, width - piece)
         words_of_piece = lax.dynamic_slice(blocks, (src[pair], start), (1, piece))
         return lax.dynamic_update_slice(blocks, words_of_piece, (dst[pair], start))
 

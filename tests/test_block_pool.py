@@ -15,7 +15,7 @@ def ids_of(*ids):
 
 def test_pools_hand_out_their_own_ids_from_zero():
     pool = block_pool.init((3, 4))
-    pool, ids = block_pool.take(pool, POOLS, jnp.array([True, False, True, True, False]))
+    pool, ids = block_pool.allocate(pool, POOLS, jnp.array([True, False, True, True, False]))
     chex.assert_trees_all_equal(ids, ids_of(0, -1, 0, 1, -1))
     chex.assert_trees_all_equal(pool.num_free, ids_of(2, 2))
     chex.assert_trees_all_equal(pool.holders, ids_of(1, 0, 0, 1, 1, 0, 0))
@@ -23,7 +23,7 @@ def test_pools_hand_out_their_own_ids_from_zero():
 
 def test_the_last_holder_frees_a_block_once():
     pool = block_pool.init((2, 2))
-    pool, _ids = block_pool.take(pool, ids_of(1, 1), jnp.array([True, True]))
+    pool, _ids = block_pool.allocate(pool, ids_of(1, 1), jnp.array([True, True]))
     pool = block_pool.hold(pool, ids_of(1, 1, 1), ids_of(0, 0, -1))
     chex.assert_trees_all_equal(pool.holders, ids_of(0, 0, 3, 1))
     pool = block_pool.unhold(pool, ids_of(1, 1, 0), ids_of(0, 0, -1))
