@@ -16,6 +16,7 @@ test-slow: $(INSTALLED)  ## the tests that take longer
 	$(BIN)/python -m pytest -n auto -m slow $(TESTS)
 
 bench: $(INSTALLED)  ## the benchmarks, one after another
+	PJRT_NPROC=1 $(BIN)/python benchmarks/bookkeeping.py
 	$(BIN)/python benchmarks/bookkeeping.py
 	$(BIN)/python benchmarks/storage.py
 	$(BIN)/python benchmarks/decode.py

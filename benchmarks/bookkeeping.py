@@ -3,6 +3,9 @@
 1024 rows over full + sliding-window + state groups, the rows at random places within a block, so
 that in every step about one row in sixteen needs a block and as many give one back. Pools of both
 sizes take turns, and figures are medians.
+
+With PJRT_NPROC=1 in the environment XLA has one CPU thread, which is what a host wants that keeps
+the books of an accelerator: the operations are too small to be worth a hand-over between threads.
 """
 
 import argparse

@@ -52,12 +52,12 @@ class PagedRows:
 
     @staticmethod
     def empty():
-        blocks = ROWS * (CONTEXT + STEPS) // SPEC.block_size
-        sizes = {g.name: ROWS if g.is_state else blocks for g in SPEC.groups}
+        limit = CONTEXT + STEPS
+        bounds = {g.name: g.region.blocks_per_row(g.block_size, CHUNK, limit) for g in SPEC.groups}
+        sizes = {name: ROWS * bound for name, bound in bounds.items()}
         plan = kv.plan(
-            SPEC, num_blocks=sizes, max_seqs=ROWS, max_seq_len=CONTEXT + STEPS,
-            max_step_tokens=CHUNK,
-        )  # fmt: skip
+            SPEC, num_blocks=sizes, max_seqs=ROWS, max_seq_len=limit, max_step_tokens=CHUNK
+        )
         state, storage = kv.init(SPEC, plan)
         return kv.admit(state, np.arange(ROWS, dtype=np.int32))[0], storage
 

@@ -1,6 +1,7 @@
 """Timing by turns and the table that every benchmark prints."""
 
 import json
+import os
 import platform
 import statistics
 import time
@@ -52,7 +53,11 @@ class Report:
         )
 
     def finish(self, path: str | None = None) -> None:
-        machine = f"{platform.machine()}, {jax.default_backend()}, jax {jax.__version__}"
+        threads = os.environ.get("PJRT_NPROC", len(os.sched_getaffinity(0)))
+        machine = (
+            f"{platform.machine()} with {os.cpu_count()} cores, {jax.default_backend()}, "
+            f"{threads} XLA threads, jax {jax.__version__}"
+        )
         print(f"{self.title}  ({machine})")
         width = max(len(row["what"]) for row in self.rows)
         for row in self.rows:
