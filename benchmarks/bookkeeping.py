@@ -16,9 +16,9 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reporting import Report, take_turns
 
 import kvpool as kv
+from reporting import Report, take_turns
 
 ROWS, BLOCK, STEPS = 1024, 16, 16
 POOLS = {"4,096": 4096, "1,048,576": 1 << 20}

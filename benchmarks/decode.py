@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
 from reporting import Report, seconds_of, take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import kvpool as kv
 from memories import DenseCache
 from paged_memory import PagedMemory, cache_spec
 from tiny_model import Config, TinyModel
-
-import kvpool as kv
 
 ROWS, CONTEXT, STEPS, CHUNK = 16, 512, 16, 64
 CONFIG = Config()

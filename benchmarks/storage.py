@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from reporting import Report, on_fresh, take_turns
 
 import kvpool as kv
+from reporting import Report, on_fresh, take_turns
 
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 ROWS, LENGTH, BLOCK, TOKEN_BYTES = 512, 256, 16, 2048  # 512 * 256 tokens of 2 KB: 256 MB

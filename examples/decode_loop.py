@@ -24,15 +24,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import prompts
-from block_map import Recorder
 from flax import nnx
-from memories import NoCache
-from paged_memory import NONE, TRACES, cache_spec, choose, chunk_step, decode_steps
-from tiny_model import END, TinyModel, load
 from tqdm import tqdm
 
 import kvpool as kv
+import prompts
+from block_map import Recorder
+from memories import NoCache
+from paged_memory import NONE, TRACES, cache_spec, choose, chunk_step, decode_steps
+from tiny_model import END, TinyModel, load
 
 CHUNK = 64  # most tokens of a row in one prefill step
 
@@ -215,14 +215,14 @@ def recomputed(model: TinyModel, requests: list[Request], noise) -> int:
 
 
 def plan_of(spec: kv.CacheSpec, rows: int, blocks: int, max_seq_len: int) -> kv.Plan:
-    """`blocks` for full attention; the other groups get what the rows can use of as many.
+    """`blocks` for full attention; the other groups get what the rows can use in chunks.
 
     `max_step_tokens` stays at its default, since admission tries a whole prompt at once.
     """
-    sizes = {}
+    sizes = {"full": blocks}
     for group in spec.groups:
-        window = group.region.blocks_per_row(group.block_size, CHUNK, max_seq_len)
-        sizes[group.name] = rows if group.is_state else min(blocks, rows * window)
+        bound = group.region.blocks_per_row(group.block_size, CHUNK, max_seq_len)
+        sizes.setdefault(group.name, max(rows * bound, group.columns(max_seq_len)))
     return kv.plan(spec, num_blocks=sizes, max_seqs=rows, max_seq_len=max_seq_len)
 
 

@@ -13,10 +13,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from memories import sees
-from tiny_model import END, Config
 
 import kvpool as kv
+from memories import sees
+from tiny_model import END, Config
 
 NONE = -1  # the token of a row that chose none in a step
 TRACES: collections.Counter[str] = collections.Counter()  # how often each step was traced

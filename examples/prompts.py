@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
 from tiny_model import BEGIN, END
 
 HELD_OUT = (

@@ -18,9 +18,10 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from delta_rule import delta_rule
 from flax import nnx
 from safetensors.numpy import load_file, save_file
+
+from delta_rule import delta_rule
 
 END = 256  # closes a document
 BEGIN = 257  # opens a document

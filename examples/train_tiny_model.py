@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import prompts
 from flax import nnx
+from tqdm import tqdm
+
+import prompts
 from memories import NoCache
 from tiny_model import WEIGHTS, Config, TinyModel, load, save
-from tqdm import tqdm
 
 
 def batches(documents: list[np.ndarray], rows: int, width: int, seed: int) -> Iterator[np.ndarray]:

@@ -222,3 +222,12 @@ def test_an_advance_into_the_gap_is_misuse():
     assert both.n(0) == 0
     both.advance({0: 12})
     assert both.n(0) == 12
+
+
+def test_room_inside_the_gap_closes_it():
+    both = Lockstep(WIDE)
+    both.admit(0)
+    both.reserve({0: 12}, tail_only=True)
+    assert bool(both.reserve({0: 6}, tail_only=True).ok)  # what was granted can be advanced by
+    both.advance({0: 6})
+    assert both.n(0) == 6
