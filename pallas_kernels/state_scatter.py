@@ -103,8 +103,10 @@ def _row_by_row(blocks, block_ids, values, offset, starts):
     """Each row is cast by itself: on a CPU the cast of a whole array is materialised.
 
     The branch skips rows without a block, and it keeps XLA from moving the widening of a whole
-    bfloat16 or fp8 array out of the loop, which would also lose the payloads of NaNs.
+    bfloat16 array out of the loop, which would also lose the payloads of NaNs. XLA widens a slice
+    of fp8 all the same: such values are bytes before they are sliced.
     """
+    values = [_as_bytes(value) for value in values]
 
     def write_row(row, blocks):
         for value, start in zip(values, starts, strict=True):
@@ -119,3 +121,8 @@ def _row_by_row(blocks, block_ids, values, offset, starts):
         return lax.cond(present, functools.partial(write_row, row), lambda blocks: blocks, blocks)
 
     return lax.fori_loop(0, block_ids.shape[0], one_row, blocks)
+
+
+def _as_bytes(value):
+    is_fp8 = value.dtype.itemsize == 1 and jnp.issubdtype(value.dtype, jnp.floating)
+    return lax.bitcast_convert_type(value, jnp.uint8) if is_fp8 else value

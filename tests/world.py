@@ -157,7 +157,6 @@ class World(Lockstep):
             flat = [i32(np.where(asked, x, -1).reshape(-1))
                     for x in (np.broadcast_to(rows, asked.shape), positions)]  # fmt: skip
             self.storage = write_ragged(setup, self.storage, self.state, *flat, shown.reshape(-1))
-            shown[:] = np.nan  # below: the states alone
             values_now = np.zeros((setup.rows, 0), np.float32)
         else:
             values_now = shown
