@@ -84,11 +84,10 @@ def unhold(pool: BlockPool, which: jax.Array, ids: jax.Array) -> BlockPool:
     before = indices.take(pool.holders, places, 0)
     places = jnp.where(before > 0, places, sum(pool.sizes))
     holders = indices.add(pool.holders, places, -1)
-    # Only a block with several holders can be named twice here; then its last naming frees it.
-    last = jax.lax.cond(
-        jnp.any(before > 1), _last_naming, lambda places: jnp.ones(places.shape, bool), places
+    # Only a block with several holders can be named twice here.
+    freed = jax.lax.cond(
+        jnp.any(before > 1), _freed_of_shared, lambda places, before: before == 1, places, before
     )
-    freed = (before > 0) & last & (indices.take(holders, places, 1) == 0)
     rank, counts = _ranks(pool, which, freed)
     top = indices.lookup(jnp.asarray(pool.offsets, jnp.int32) + pool.num_free, which) + rank
     return dataclasses.replace(
@@ -99,10 +98,12 @@ def unhold(pool: BlockPool, which: jax.Array, ids: jax.Array) -> BlockPool:
     )
 
 
-def _last_naming(places: jax.Array) -> jax.Array:
+def _freed_of_shared(places: jax.Array, before: jax.Array) -> jax.Array:
+    """bool[K]: the last naming of a block that is named as often as it had holders."""
     order = jnp.arange(places.shape[0])
-    later = order[None] > order[:, None]
-    return ~jnp.any((places[:, None] == places[None]) & later, axis=1)
+    same = places[:, None] == places[None]
+    last = ~jnp.any(same & (order[None] > order[:, None]), axis=1)
+    return last & (before > 0) & (before == jnp.sum(same, axis=1, dtype=jnp.int32))
 
 
 def _ranks(pool: BlockPool, which: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
