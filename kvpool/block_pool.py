@@ -7,6 +7,7 @@ every group and compile time does not grow with their number. Pool p owns the el
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +58,7 @@ def allocate(pool: BlockPool, which: jax.Array, wanted: jax.Array) -> tuple[Bloc
     Returns:
       (pool, ids i32[K], NULL where not wanted).  The caller has made sure that there are enough.
     """
+    chex.assert_equal_shape([which, wanted])
     if wanted.shape[0] == 0:
         return pool, jnp.zeros(0, jnp.int32)
     rank, counts = _ranks(pool, which, wanted)
@@ -79,6 +81,7 @@ def retain(pool: BlockPool, which: jax.Array, ids: jax.Array) -> BlockPool:
 
 def unhold(pool: BlockPool, which: jax.Array, ids: jax.Array) -> BlockPool:
     """One holder fewer for each block named, ids i32[K]; a block without holders becomes free."""
+    chex.assert_equal_shape([which, ids])
     places = pool.place(which, ids)
     # The scatter's indices derive from what was read: otherwise XLA copies the whole array.
     before = indices.take(pool.holders, places, 0)

@@ -1,5 +1,6 @@
 """Who is served: the rule that every allocating verb applies to the blocks its rows ask for."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +22,8 @@ def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) 
     Returns:
       A Result without copies and blocks.
     """
+    chex.assert_shape(needs, (len(state.plan.pool_of), *status.shape))
+    chex.assert_type([needs, status], jnp.int32)
     well_formed = status == Status.OK
     asked = by_pool(state.plan, jnp.where(well_formed, needs, 0))  # i32[P, R]
     total = jnp.sum(asked, axis=1, dtype=jnp.int32)

@@ -7,6 +7,7 @@ the compiled code is one body whatever the number of groups.
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,6 +42,8 @@ def for_each_block(counts: jax.Array, body, carry):
       body: (carry, Moves) -> carry.
       carry: any pytree.
     """
+    chex.assert_rank(counts, 2)
+    chex.assert_type(counts, jnp.int32)
     if counts.shape[1] == 0:
         return carry
     counts = jnp.pad(counts, ((0, 0), (0, -counts.shape[1] % BUCKET)))
