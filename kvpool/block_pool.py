@@ -33,9 +33,9 @@ class BlockPool:
         """First element of each pool in the arrays over N."""
         return tuple(sum(self.sizes[:pool]) for pool in range(len(self.sizes)))
 
-    def place(self, pool: jax.Array, ids: jax.Array, where=True) -> jax.Array:
+    def place(self, pool: jax.Array, ids: jax.Array) -> jax.Array:
         """Index of block `ids` of `pool` in holders and retained; N for an absent id."""
-        valid = indices.is_valid(ids, indices.lookup(self.sizes, pool)) & where
+        valid = indices.is_valid(ids, indices.lookup(self.sizes, pool))
         return jnp.where(valid, indices.lookup(self.offsets, pool) + ids, sum(self.sizes))
 
 

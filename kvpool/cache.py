@@ -14,7 +14,7 @@ from kvpool import arguments, block_pool, indices, tables
 from kvpool.grants import first_fault, outgrows, serve
 from kvpool.moves import for_each_block
 from kvpool.room import Missing, lengths_after, missing_columns
-from kvpool.state import State, held_columns, pool_of, state_held
+from kvpool.state import State, held_columns, pool_of, put_lengths, state_held
 from kvpool.status import Fault, Status
 
 
@@ -162,13 +162,8 @@ def _release(state, rows):
     rows_ending = jnp.where(ends, rows, -1)
     held = state_held(state, rows_ending)
     state = give_back(state, rows_ending, held.start, held.stop)
-    zero = {
-        name: indices.put(getattr(state, name), rows_ending, 0)
-        for name in ("seq_lens", "room", "solid", "tail")
-    }
     return dataclasses.replace(
-        state,
-        **zero,
+        put_lengths(state, rows_ending, 0),
         live=indices.put(state.live, rows_ending, False),
         faults=with_faults(
             state.faults,

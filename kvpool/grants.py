@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from kvpool.plan import Plan
-from kvpool.state import State, by_pool
+from kvpool.state import State, by_pool, per_group
 from kvpool.status import Result, Status
 
 
@@ -40,7 +40,7 @@ def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) 
         granted=granted,
         status=jnp.where(well_formed & ~granted, refused, status).astype(jnp.int32),
         ok=jnp.all(granted | (status == Status.SKIPPED)),
-        shortfall=_per_group(state.plan, jnp.maximum(total - free, 0)),
+        shortfall=per_group(state.plan, jnp.maximum(total - free, 0)),
         copies={},
         blocks={},
     )
@@ -53,11 +53,6 @@ def _everyone(asked, free):
 def _in_order(asked, free):
     fits = jnp.all(jnp.cumsum(asked, axis=1, dtype=jnp.int32) <= free[:, None], axis=0)
     return fits | ~jnp.any(asked > 0, axis=0)
-
-
-def _per_group(plan: Plan, values: jax.Array) -> dict[str, jax.Array]:
-    pairs = zip(plan.spec.groups, plan.pool_of, strict=True)
-    return {group.name: values[pool] for group, pool in pairs}
 
 
 def outgrows(plan: Plan, blocks: jax.Array) -> jax.Array:

@@ -40,19 +40,17 @@ class Plan:
     @property
     def total_bytes(self) -> int:
         """Bytes of the block arrays."""
-        return sum(
-            n * g.bytes_per_block for g, n in zip(self.spec.groups, self.blocks, strict=True)
-        )
+        return self._bytes_of(self.blocks)
 
     @property
     def token_capacity(self) -> int:
         """Most tokens, over all rows, for which every group of tokens has its blocks."""
-        pairs = [
-            (i, have) for i, have in enumerate(self.blocks) if not self.spec.groups[i].is_state
-        ]
-        return _largest(
-            self.max_tokens, lambda tokens: all(self._needs(tokens)[i] <= have for i, have in pairs)
-        )
+
+        def fits(tokens):
+            groups = zip(self.spec.groups, self._needs(tokens), self.blocks, strict=True)
+            return all(group.is_state or need <= have for group, need, have in groups)
+
+        return _largest(self.max_tokens, fits)
 
     @property
     def max_tokens(self) -> int:
@@ -213,7 +211,7 @@ def _from_budget(empty: Plan, budget_bytes: int) -> tuple[int, ...]:
     if tokens < 1:
         raise SpecError(
             f"budget_bytes: got {budget:,}, but one token needs at least {empty.cost(1):,} "
-            "(a block of every group" + f", {empty.max_seqs + empty.snapshots} of each state group)"
+            f"(a block of every group, {empty.max_seqs + empty.snapshots} of each state group)"
         )
     return empty._needs(tokens)
 

@@ -10,7 +10,7 @@ from kvpool.cache import give_back
 from kvpool.grants import first_fault, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.regions import quotient
-from kvpool.state import State, allocate_one_each, ceil_div, state_held
+from kvpool.state import State, allocate_one_each, ceil_div, put_lengths, state_held
 from kvpool.status import Status
 
 
@@ -52,16 +52,13 @@ def _truncate(state, seq_lens):
     groups = jnp.arange(len(state.plan.pool_of), dtype=jnp.int32)[:, None]
     rows = jnp.arange(state.seq_lens.shape[0], dtype=jnp.int32)[None]
     table = tables.put(state.table, groups, rows, column, ids, ids != NULL_BLOCK)
-    lengths = {
-        name: jnp.where(result.granted, length, getattr(state, name))
-        for name in ("seq_lens", "room", "solid", "tail")
-    }
-    state = dataclasses.replace(state, table=table, **lengths)
+    state = dataclasses.replace(state, table=table)
     copies = {
         group.name: (jnp.where(wanted[g], tail[g], NULL_BLOCK), ids[g])
         for g, group in enumerate(state.plan.spec.groups)
     }
-    return state, result._replace(copies=copies)
+    cut = jnp.where(result.granted, rows[0], -1)
+    return put_lengths(state, cut, length), result._replace(copies=copies)
 
 
 def _reachable(state: State, length: jax.Array) -> jax.Array:

@@ -17,7 +17,14 @@ from kvpool.indices import NULL_BLOCK
 from kvpool.moves import for_each_block
 from kvpool.plan import Plan
 from kvpool.regions import quotient
-from kvpool.state import Held, State, allocate_one_each, held_columns, pool_of
+from kvpool.state import (
+    Held,
+    State,
+    allocate_one_each,
+    held_columns,
+    pool_of,
+    put_lengths,
+)
 from kvpool.status import Result, Status
 from kvpool.tables import BlockTable
 
@@ -173,15 +180,11 @@ def _join(state, result: Result, rows, length, source_rows, held: Held, own: Own
         fresh &= original != NULL_BLOCK
     table = tables.put(table, groups, rows[None], own.column, ids, fresh)
     joined = jnp.where(result.granted, rows, -1)
-    lengths = {
-        name: indices.put(getattr(state, name), joined, length)
-        for name in ("seq_lens", "room", "solid", "tail")
-    }
     live = indices.put(state.live, joined, True)
-    state = dataclasses.replace(state, table=table, pool=pool, live=live, **lengths)
+    state = dataclasses.replace(state, table=table, pool=pool, live=live)
     names = [group.name for group in state.plan.spec.groups]
     copies = {name: (original[g], ids[g]) for g, name in enumerate(names)}
-    return state, result._replace(copies=copies)
+    return put_lengths(state, joined, length), result._replace(copies=copies)
 
 
 def _share(state, rows, source_rows, start, counts, source):

@@ -1,6 +1,7 @@
 """State: the whole bookkeeping of a cache as one immutable pytree, and what it says of rows."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,8 +86,20 @@ def table_of(state: State, group: str) -> jax.Array:
 
 def free_blocks(state: State) -> dict[str, jax.Array]:
     """{group name: i32[]}, blocks of the group's pool that nobody holds."""
-    pairs = zip(state.plan.spec.groups, state.plan.pool_of, strict=True)
-    return {group.name: state.pool.num_free[pool] for group, pool in pairs}
+    return per_group(state.plan, state.pool.num_free)
+
+
+def per_group(plan: Plan, values: jax.Array) -> dict[str, jax.Array]:
+    """{group name: the value of its pool}, of values [P]."""
+    pairs = zip(plan.spec.groups, plan.pool_of, strict=True)
+    return {group.name: values[pool] for group, pool in pairs}
+
+
+def put_lengths(state: State, rows: jax.Array, length) -> State:
+    """Rows i32[R] settled at `length`, with room exactly to there; absent rows are skipped."""
+    names = ("seq_lens", "room", "solid", "tail")
+    put: dict[str, Any] = {name: indices.put(getattr(state, name), rows, length) for name in names}
+    return dataclasses.replace(state, **put)
 
 
 @jax.tree_util.register_dataclass
