@@ -42,12 +42,11 @@ class BlockPool:
 def init(sizes: tuple[int, ...]) -> BlockPool:
     """Pools of `sizes` blocks, all free; a pool hands out its ids from 0 upwards."""
     free = np.concatenate([np.arange(size)[::-1] for size in sizes]).astype(np.int32)
-    zeros = np.zeros_like(free)
     return BlockPool(
-        free_ids=jnp.asarray(free),
-        num_free=jnp.asarray(sizes, jnp.int32),
-        holders=jnp.asarray(zeros),
-        retained=jnp.asarray(zeros),
+        free_ids=jnp.array(free),
+        num_free=jnp.array(sizes, jnp.int32),
+        holders=jnp.zeros(free.size, jnp.int32),
+        retained=jnp.zeros(free.size, jnp.int32),
         sizes=tuple(sizes),
     )
 

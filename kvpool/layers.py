@@ -62,17 +62,17 @@ def _members(spec: CacheSpec, tag: str | None) -> tuple[int, np.ndarray]:
 def payload(
     group: Group, values: Mapping, lead: tuple[int, ...], any_width: bool = False
 ) -> tuple[jax.Array, ...]:
-    """The arrays of all buffers in the payload's order, [*lead, *entry] each.
+    """The arrays of the payload's buffers in their order, [*lead, *entry] each.
 
     Args:
-      values: {buffer: array}, in the payload's dtypes.
+      values: {buffer: array}, in the dtypes of `Region.values`.
       lead: the leading axes wanted.
       any_width: whether one more axis follows them, of any size but the same for all buffers.
 
     Raises:
       ValueError: for missing or unknown buffers, wrong shapes or dtypes.
     """
-    buffers = group.region.buffers
+    buffers = group.region.values
     names = [buffer.name for buffer in buffers]
     if not isinstance(values, Mapping) or set(values) != set(names):
         got = ", ".join(map(str, values)) if isinstance(values, Mapping) else type(values).__name__

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kvpool.regions import Region, SharedWith
 from kvpool.status import SpecError
 
-VERSION = 1
+VERSION = 2  # 2: scales and compute_dtype of a region
 
 
 def check_version(data: Mapping) -> None:
@@ -33,9 +33,11 @@ def layer_to_json(layer):
             "retention": retention if isinstance(retention, str) else list(retention),
             # A list, since the order of the buffers is their order in memory.
             "buffers": [
-                {"name": b.name, "shape": list(b.shape), "dtype": b.dtype} for b in layer.buffers
+                {"name": b.name, "shape": list(b.shape), "dtype": b.dtype} for b in layer.payload
             ],
             "tokens_per_entry": layer.tokens_per_entry,
+            "scales": layer.scales,
+            "compute_dtype": layer.compute_dtype,
         }
     if isinstance(layer, SharedWith):
         return {"shared_with": int(layer.layer), "tag": layer.tag}
@@ -57,13 +59,15 @@ def layer_from_json(number: int, data):
     if "tags" in data:
         refuse_unknown(where, data, {"tags"})
         return _tags_from_json(number, data["tags"])
-    refuse_unknown(where, data, {"retention", "buffers", "tokens_per_entry"})
+    defaults = {"tokens_per_entry": 1, "scales": None, "compute_dtype": None}
+    refuse_unknown(where, data, {"retention", "buffers", *defaults})
     buffers: dict[str, tuple] = {}
     for item in _items(f"{where}, buffers", data.get("buffers", ()), {"name", "shape", "dtype"}):
         if item["name"] in buffers:
             raise SpecError(f"{where}: two buffers of the name {item['name']!r}")
         buffers[item["name"]] = (item["shape"], item["dtype"])
-    return Region(data.get("retention", ""), buffers, data.get("tokens_per_entry", 1))
+    options = {key: data.get(key, default) for key, default in defaults.items()}
+    return Region(data.get("retention", ""), buffers, **options)
 
 
 def _tags_from_json(number: int, tags) -> dict:

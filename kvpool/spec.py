@@ -20,8 +20,8 @@ class Group:
     """The layers that share a region and therefore one block table.
 
     A block holds `block_size` tokens of every layer of the group as one contiguous run of bytes:
-    layers in order, each layer's buffers in order, each buffer [entries_per_block, *entry shape]
-    and padded to a multiple of 16 bytes.
+    layers in order, each layer's buffers in order, each buffer [entries_per_block, *entry shape],
+    or [*entry shape] where it is per block, and padded to a multiple of 16 bytes.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Group:
         """Bytes from a layer's start to each of its buffers, and at the end the layer's bytes."""
         offsets = [0]
         for buffer in self.region.buffers:
-            size = self.entries_per_block * buffer.entry_bytes
+            size = buffer.bytes_in_block(self.entries_per_block)
             offsets.append(offsets[-1] + -(-size // regions.ALIGNMENT) * regions.ALIGNMENT)
         return tuple(offsets)
 
@@ -132,7 +132,7 @@ class CacheSpec:
         table: dict[tuple, tuple[str, int]] = {}
         for region, owners in members.items():
             name = _group_name(region, [group.name for group in groups])
-            size = -(-self.block_size // region.tokens_per_entry) * region.tokens_per_entry
+            size = region.block_tokens(self.block_size)
             groups.append(Group(name, region, tuple(layer for layer, _ in owners), size))
             table.update({owner: (name, index) for index, owner in enumerate(owners)})
         for number, owned in enumerate(self._regions):

@@ -1,11 +1,11 @@
 """State: the whole bookkeeping of a cache as one immutable pytree, and what it says of rows."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kvpool import block_pool, indices, regions, tables
 from kvpool.block_pool import BlockPool
@@ -52,20 +52,20 @@ def init_state(spec: CacheSpec, plan: Plan, device=None) -> State:
       SpecError: when the plan was made for another spec.
     """
     check_plan(spec, plan)
-    rows = jnp.zeros(plan.max_seqs, jnp.int32)
+    # An array for every leaf: a donated state must not name one buffer twice.
+    rows = functools.partial(jnp.zeros, plan.max_seqs, jnp.int32)
     state = State(
-        seq_lens=rows,
-        room=rows,
-        solid=rows,
-        tail=rows,
+        seq_lens=rows(),
+        room=rows(),
+        solid=rows(),
+        tail=rows(),
         live=jnp.zeros(plan.max_seqs, bool),
         table=tables.init(plan.max_seqs, tuple(map(plan.columns, spec.groups))),
         pool=block_pool.init(plan.pool_sizes),
         faults=jnp.zeros((), jnp.int32),
         plan=plan,
     )
-    # A copy for every leaf: a donated state must not name one buffer twice.
-    return jax.tree.map(lambda x: jax.device_put(np.array(x), device), state)
+    return jax.device_put(state, device)
 
 
 def check_plan(spec: CacheSpec, plan: Plan) -> None:

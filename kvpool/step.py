@@ -112,12 +112,22 @@ class Places:
     """Where the keys of R rows lie: M blocks of E entries a row, in position order."""
 
     block_ids: jax.Array  # i32[R, M]
+    starts: jax.Array  # i32[R], of the row's M * E entries the first that may be shown
+    stops: jax.Array  # i32[R], the end of those that may be shown
     positions: jax.Array  # i32[R, M * E], of an entry's last token; -1 where masked
 
     @property
     def mask(self) -> jax.Array:
         """bool[R, M * E]: what is shown."""
         return self.positions >= 0
+
+    def bounds(self, layer, entries: int = 1) -> tuple[jax.Array, jax.Array]:
+        """(first, end) i32[R] of what may be shown, in units of so many entries.
+
+        Nothing is, for a layer i32[] that is NULL.
+        """
+        stops = quotient(self.stops + (entries - 1), entries)
+        return quotient(self.starts, entries), jnp.where(layer >= 0, stops, 0)
 
 
 def places_of(view: StepView, group_index: int, rows, max_blocks: int | None) -> Places:
@@ -150,15 +160,19 @@ def _places(view, rows, group_index, blocks):
         rows, settled, stop = jnp.arange(num_rows, dtype=jnp.int32), view.seq_lens, view.stop
     else:
         settled, stop = (indices.take(x, rows, 0) for x in (view.seq_lens, view.stop))
-    first = group.dead_columns(settled)[:, None] + jnp.arange(blocks, dtype=jnp.int32)
-    block_ids = tables.take(view.table, group_index, rows[:, None], first)
-    last_token = np.arange(1, group.entries_per_block + 1, dtype=np.int32) * ratio - 1
-    positions = first[..., None] * group.block_size + last_token
-    lower, upper = group.region.first_read(settled), stop
-    shown = (positions >= lower[:, None, None]) & (positions < upper[:, None, None])
-    shown &= (block_ids >= 0)[..., None]
-    positions = jnp.where(shown, positions, -1)
-    return Places(block_ids, positions.reshape(rows.shape[0], blocks * group.entries_per_block))
+    dead = group.dead_columns(settled)
+    columns = dead[:, None] + jnp.arange(blocks, dtype=jnp.int32)
+    block_ids = tables.take(view.table, group_index, rows[:, None], columns)
+    # An entry is shown once all its tokens are there, which ends at its last.
+    starts, stops = (
+        quotient(position - dead * group.block_size, ratio)
+        for position in (group.region.first_read(settled), stop)
+    )
+    entry = np.arange(blocks * group.entries_per_block, dtype=np.int32)
+    shown = (entry >= starts[:, None]) & (entry < stops[:, None])
+    shown &= jnp.repeat(block_ids >= 0, group.entries_per_block, axis=1)
+    last_tokens = (dead * group.block_size)[:, None] + entry * ratio + (ratio - 1)
+    return Places(block_ids, starts, stops, jnp.where(shown, last_tokens, -1))
 
 
 def slots_of(view: StepView, group_index: int, width: int | None) -> jax.Array:

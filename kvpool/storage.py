@@ -7,16 +7,14 @@ buffer that was read has to take part in what is written.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from kvpool import layers, step, words
+from kvpool import entries, layers, step, words
 from kvpool.arguments import int32
-from kvpool.indices import NULL_BLOCK
 from kvpool.plan import Plan
 from kvpool.spec import CacheSpec
 from kvpool.state import check_plan
@@ -29,8 +27,7 @@ from kvpool.step import StepView
 class Storage:
     """One block array a group, in the order of `spec.groups`.
 
-    A block is one contiguous run of bytes: layers in order, each layer's buffers in order, each
-    buffer [entries, *entry shape] and padded to 16 bytes.
+    A block is one contiguous run of bytes, laid out as `Group` says.
     """
 
     blocks: tuple[jax.Array, ...]  # u[N, W] each, W words of words.word_of(group)
@@ -72,7 +69,10 @@ def write(
       layer: an int, or a traced i32[] under a scan, for which `tag` must mean one group.
       values: every buffer of the region: [S, T, *entry] for a rectangular view, [T, *entry] for a
         flat one, in the payload's dtype. A compressed region takes one value a token and keeps
-        those at the last position of an entry.
+        those at the last position of an entry. A region with scales takes them without the scales,
+        the quantised ones in its compute_dtype: float32, bfloat16 or float16. With scales per
+        block, several calls for one block must bring its tokens in order: the one with the first
+        begins the block anew.
       tag: which of the layer's regions; may be left out where there is one.
 
     Returns:
@@ -87,7 +87,7 @@ def write(
     payload = layers.payload(
         storage.plan.spec.groups[group], values, lead, any_width=view.rows is None
     )
-    blocks = _write(storage.blocks[group], view, layer, payload, group)
+    blocks = entries.write(storage.blocks[group], view, layer, payload, group)
     return _with_blocks(storage, group, blocks)
 
 
@@ -114,7 +114,8 @@ def read(
       a query at n or later may read, lies before the end of this step's tokens and in a block that
       the row holds; causality within the step is the caller's, from `view.key_positions`. Masked
       places are exactly 0. A compressed entry is shown once all its tokens are there. A traced
-      layer without such a region is all masked.
+      layer without such a region is all masked. Quantised values come back in the region's
+      compute_dtype, within the bounds that `kvpool.scales` states.
 
     Raises:
       SpecError: for an unknown layer or tag, or a region of recurrent state.
@@ -122,7 +123,7 @@ def read(
     """
     group, layer = _locate(storage, view, layer, tag, state=False)
     places = step.places_of(view, group, rows, max_blocks)
-    return _read(storage.blocks[group], places, layer, storage.plan, group)
+    return entries.read(storage.blocks[group], places, layer, storage.plan, group)
 
 
 def read_state(
@@ -136,7 +137,7 @@ def read_state(
       SpecError: for an unknown layer or tag, or a region that is no recurrent state.
     """
     group, layer = _locate(storage, view, layer, tag, state=True)
-    return _read_state(storage.blocks[group], view, layer, group)
+    return entries.read_state(storage.blocks[group], view, layer, group)
 
 
 def write_state(
@@ -157,7 +158,7 @@ def write_state(
     """
     group, layer = _locate(storage, view, layer, tag, state=True)
     payload = layers.payload(storage.plan.spec.groups[group], values, view.seq_lens.shape)
-    blocks = _write_state(storage.blocks[group], view, layer, payload, group)
+    blocks = entries.write_state(storage.blocks[group], view, layer, payload, group)
     return _with_blocks(storage, group, blocks)
 
 
@@ -217,58 +218,6 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
     ids = int32("ids", ids, (None,))
     data = layers.checked("data", data, (*ids.shape, blocks.shape[1]), blocks.dtype)
     return _with_blocks(storage, index, pallas_kernels.paged_scatter(blocks, ids, data))
-
-
-@functools.partial(jax.jit, static_argnames="group")
-def _write(blocks, view, layer, values, group: int):
-    spec = view.plan.spec.groups[group]
-    width = values[0].shape[1] if view.rows is None else None
-    slots = jnp.where(layer >= 0, step.slots_of(view, group, width), NULL_BLOCK)
-    for value, (buffer, offset) in zip(values, words.buffers_of_layer(spec, layer), strict=True):
-        value = value.reshape(*slots.shape, *buffer.shape)
-        blocks = pallas_kernels.paged_scatter(
-            blocks, slots, value, entries=spec.entries_per_block, offset=offset
-        )
-    return blocks
-
-
-@functools.partial(jax.jit, static_argnames=("plan", "group"))
-def _read(blocks, places, layer, plan: Plan, group: int):
-    spec = plan.spec.groups[group]
-    mask = places.mask & (layer >= 0)
-    keep = mask.reshape(*places.block_ids.shape, spec.entries_per_block)
-    values = {}
-    for buffer, offset in words.buffers_of_layer(spec, layer):
-        shape, dtype = buffer.shape, buffer.numpy_dtype
-        entries = pallas_kernels.paged_gather(
-            blocks, places.block_ids, keep, shape=shape, dtype=dtype, offset=offset
-        )
-        values[buffer.name] = entries.reshape(*mask.shape, *shape)
-    return values, mask
-
-
-@functools.partial(jax.jit, static_argnames="group")
-def _read_state(blocks, view, layer, group: int):
-    spec = view.plan.spec.groups[group]
-    has_state = (view.seq_lens > 0) & (layer >= 0)
-    ids = jnp.where(has_state, step.state_blocks_of(view, group), NULL_BLOCK)
-    return {
-        buffer.name: pallas_kernels.state_gather(
-            blocks, ids, shape=buffer.shape, dtype=buffer.numpy_dtype, offset=offset
-        )
-        for buffer, offset in words.buffers_of_layer(spec, layer)
-    }
-
-
-@functools.partial(jax.jit, static_argnames="group")
-def _write_state(blocks, view, layer, values, group: int):
-    spec = view.plan.spec.groups[group]
-    written = view.has_tokens & (layer >= 0)
-    ids = jnp.where(written, step.state_blocks_of(view, group), NULL_BLOCK)
-    offset = layer * words.layer_words(spec)
-    return pallas_kernels.state_scatter(
-        blocks, ids, values, starts=words.buffer_starts(spec), offset=offset
-    )
 
 
 def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:

@@ -7,7 +7,7 @@ dtype, fuses with the move of the bits; a wider word would be put together in a 
 import jax
 import numpy as np
 
-from kvpool.regions import Buffer
+from kvpool.buffers import Buffer
 from kvpool.spec import Group
 
 _WORDS: dict[int, np.dtype] = {

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import words
+from pallas_kernels import target, words
 
 PIECE_BYTES = 1 << 19  # what is copied at once, and the temporary memory
 
 
-@functools.partial(jax.jit, static_argnames=("implementation",))
 def copy_blocks(
     blocks: jax.Array, src: jax.Array, dst: jax.Array, *, implementation: str | None = None
 ) -> jax.Array:
@@ -30,9 +29,8 @@ def copy_blocks(
       ValueError: for a wrong shape or dtype, naming got and wanted.
       NotImplementedError: for an implementation that does not run here.
     """
-    words.check_implementation(implementation)
     _check(blocks, src, dst)
-    return _xla(blocks, src, dst) if src.shape[0] else blocks
+    return _run(blocks, src, dst, implementation)
 
 
 def copy_blocks_reference(blocks, src, dst):
@@ -51,7 +49,19 @@ def _check(blocks, src, dst):
         raise ValueError(f"dst: wanted i32{list(src.shape)} as src, got i32{list(dst.shape)}")
 
 
+@functools.partial(jax.jit, static_argnames=("implementation",))
+def _run(blocks, src, dst, implementation):
+    def mosaic_gpu(*arrays):
+        from pallas_kernels.mosaic_gpu.copy import copy
+
+        return copy(*arrays) if src.shape[0] else blocks
+
+    return target.run(implementation, _xla, mosaic_gpu, blocks, src, dst)
+
+
 def _xla(blocks, src, dst):
+    if not src.shape[0]:
+        return blocks
     size, width = blocks.shape
     order, count = words.compacted(words.is_valid(src, size) & words.is_valid(dst, size))
     piece = min(width, PIECE_BYTES // blocks.dtype.itemsize)

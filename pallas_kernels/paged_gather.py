@@ -5,77 +5,105 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from pallas_kernels import words
+from pallas_kernels import target, words
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "implementation"))
 def paged_gather(
     blocks: jax.Array,
     block_ids: jax.Array,
-    keep: jax.Array,
+    starts: jax.Array,
+    stops: jax.Array,
     *,
+    entries: int,
     shape: tuple[int, ...],
     dtype,
     offset: int | jax.Array = 0,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Reads the entries of one buffer from the blocks named.
+    """Reads the entries of one buffer that each row shows, from the blocks that it names.
 
     Args:
       blocks: u[N, W].
       block_ids: i32[S, M]; outside 0..N-1 is absent.
-      keep: bool[S, M, E], which of a block's E entries to show.
+      starts, stops: i32[S]; of its M * E entries a row shows those from `starts` to before
+        `stops`. A block that shows none is not read.
+      entries: E, entries of the buffer in a block.
       shape, dtype: of an entry; the dtype at least as wide as the word.
-      offset: first word of the block's entries, at which entry 0 lies; an int or i32[].
+      offset: the word of a block at which entry 0 lies; an int or i32[], a multiple of 16 bytes.
       implementation: None, "xla" or "mosaic_gpu".
 
     Returns:
-      [S, M, E, *shape] of `dtype`; exactly 0 where the entry is not kept or the block is absent,
+      [S, M, E, *shape] of `dtype`; exactly 0 where the entry is not shown or the block is absent,
       whatever the blocks hold.
 
     Raises:
-      ValueError: for a wrong shape or dtype, naming got and wanted.
+      ValueError: for a wrong shape, dtype or offset, naming got and wanted.
       NotImplementedError: for an implementation that does not run here.
     """
-    words.check_implementation(implementation)
-    _check(blocks, block_ids, keep, shape, dtype)
-    return _xla(blocks, block_ids, keep, shape, dtype, offset)
+    _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset)
+    options = {"entries": entries, "shape": tuple(shape), "dtype": np.dtype(dtype)}
+    return _run(blocks, block_ids, starts, stops, offset, implementation, **options)
 
 
-def paged_gather_reference(blocks, block_ids, keep, *, shape, dtype, offset=0):
+def paged_gather_reference(blocks, block_ids, starts, stops, *, entries, shape, dtype, offset=0):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, keep, shape, dtype)
+    _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset)
     width = words.num_words(shape, dtype, blocks.dtype)
-    columns = offset + jnp.arange(keep.shape[2] * width)
+    columns = offset + jnp.arange(entries * width)
     valid = words.is_valid(block_ids, blocks.shape[0])
     entry = blocks[jnp.where(valid, block_ids, 0)[..., None], columns]
-    entry = entry.reshape(*keep.shape, width)
-    entry = jnp.where((keep & valid[..., None])[..., None], entry, 0)
+    keep = _shown(block_ids, starts, stops, entries) & valid[..., None]
+    entry = jnp.where(keep[..., None], entry.reshape(*keep.shape, width), 0)
     return words.from_words(entry, shape, dtype)
 
 
-def _check(blocks, block_ids, keep, shape, dtype):
+def _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset):
     words.check_blocks(blocks)
     words.check_ids("block_ids", block_ids, "S, M")
-    if keep.ndim != 3 or keep.shape[:2] != block_ids.shape or keep.dtype != bool:
-        wanted = ", ".join(map(str, block_ids.shape))
-        raise ValueError(f"keep: wanted bool[{wanted}, E], got {keep.dtype}{list(keep.shape)}")
-    span = keep.shape[2] * words.num_words(shape, dtype, blocks.dtype)
-    words.check_span(blocks, span)
+    words.check_offset("offset", offset, blocks.dtype)
+    for name, bound in (("starts", starts), ("stops", stops)):
+        if bound.shape != block_ids.shape[:1] or bound.dtype != jnp.int32:
+            raise ValueError(
+                f"{name}: wanted i32[{block_ids.shape[0]}], got {bound.dtype}{list(bound.shape)}"
+            )
+    words.check_span(blocks, entries * words.num_words(shape, dtype, blocks.dtype))
 
 
-def _xla(blocks, block_ids, keep, shape, dtype, offset):
+def _shown(block_ids, starts, stops, entries):
+    """bool[S, M, E]: which entries lie within their row's bounds."""
+    index = np.arange(block_ids.shape[1] * entries, dtype=np.int32).reshape(-1, entries)
+    return (index >= starts[:, None, None]) & (index < stops[:, None, None])
+
+
+@functools.partial(jax.jit, static_argnames=("entries", "shape", "dtype", "implementation"))
+def _run(blocks, block_ids, starts, stops, offset, implementation, **options):
+    def mosaic_gpu(blocks, block_ids, starts, stops, offset):
+        from pallas_kernels.mosaic_gpu.gather import gather
+
+        return gather(blocks, block_ids, (starts, stops), offset, **options)
+
+    if not block_ids.size or not options["entries"]:
+        return jnp.zeros(
+            (*block_ids.shape, options["entries"], *options["shape"]), options["dtype"]
+        )
+    xla = functools.partial(_xla, **options)
+    return target.run(implementation, xla, mosaic_gpu, blocks, block_ids, starts, stops, offset)
+
+
+def _xla(blocks, block_ids, starts, stops, offset, entries, shape, dtype):
     valid = words.is_valid(block_ids, blocks.shape[0])
-    keep = (keep & valid[..., None]).reshape(-1, keep.shape[2])
+    keep = _shown(block_ids, starts, stops, entries) & valid[..., None]
+    keep = keep.reshape(-1, entries)
 
     def gathered(blocks, ids, keep, offset):
         width = words.num_words(shape, dtype, blocks.dtype)
-        entries = spans(blocks, ids, offset, keep.shape[1] * width)
+        read = spans(blocks, ids, offset, entries * width)
         # Masked as words: a select of bfloat16 or fp8 goes by way of float32 and loses NaN bits.
-        entries = jnp.where(keep[..., None], entries.reshape(*keep.shape, width), 0)
-        return words.from_words(entries, (math.prod(shape),), dtype)
+        read = jnp.where(keep[..., None], read.reshape(*keep.shape, width), 0)
+        return words.from_words(read, (math.prod(shape),), dtype)
 
     def unless_empty(blocks, ids, keep, offset):
         # The branch also ends the fusion: without it XLA computes ids and mask anew for every
@@ -85,10 +113,10 @@ def _xla(blocks, block_ids, keep, shape, dtype, offset):
 
         return lax.cond(jnp.any(keep), gathered, zeros, blocks, ids, keep, offset)
 
-    entries = lax.platform_dependent(
+    read = lax.platform_dependent(
         blocks, block_ids.reshape(-1), keep, jnp.int32(offset), cpu=unless_empty, default=gathered
     )
-    return entries.reshape(*block_ids.shape, keep.shape[1], *shape)
+    return read.reshape(*block_ids.shape, entries, *shape)
 
 
 def spans(blocks: jax.Array, block_ids: jax.Array, offset, width: int) -> jax.Array:

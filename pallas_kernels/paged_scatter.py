@@ -1,65 +1,79 @@
-"""paged_scatter: blocks[slots[t] // E, offset + (slots[t] % E) * w + i] = words(values[t])[i]."""
+"""paged_scatter: blocks[slots[t] // E, o + (slots[t] % E) * w + i] = words(values[t])[i]."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import words
+from pallas_kernels import target, words
 
 
-@functools.partial(jax.jit, static_argnames=("entries", "implementation"))
 def paged_scatter(
     blocks: jax.Array,
     slots: jax.Array,
-    values: jax.Array,
+    values: jax.Array | Sequence[jax.Array],
     *,
     entries: int = 1,
+    starts: Sequence[int] = (0,),
     offset: int | jax.Array = 0,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Writes one entry at each slot, in place where `blocks` is donated.
+    """Writes one entry of each buffer at each slot, in place where `blocks` is donated.
 
     Args:
       blocks: u[N, W].
-      slots: i32[T], block * entries + place in the block; outside 0..N*entries-1 is skipped. Of
-        two equal slots one wins.
-      values: [T, *entry], any dtype at least as wide as the word.
-      entries: E, entries of a block.
-      offset: first word of the block's entries, at which entry 0 lies; an int or i32[].
+      slots: i32[T], block * entries + place in the block; outside 0..N*entries-1 is skipped. No
+        place may be named twice: what it then holds is not defined.
+      values: [T, *entry] of one buffer or of several, any dtype at least as wide as the word.
+      entries: E, entries of each buffer in a block.
+      starts: for each buffer the word of its entry 0, counted from `offset`.
+      offset: a word of the block; an int or i32[], a multiple of 16 bytes.
       implementation: None, "xla" or "mosaic_gpu".
 
     Returns:
       u[N, W].
 
     Raises:
-      ValueError: for a wrong shape or dtype, naming got and wanted.
+      ValueError: for a wrong shape, dtype or offset, naming got and wanted.
       NotImplementedError: for an implementation that does not run here.
     """
-    words.check_implementation(implementation)
-    _check(blocks, slots, values, entries)
-    return _xla(blocks, slots, words.to_words(values, 1, blocks.dtype), entries, offset)
+    buffers = _buffers(values)
+    _check(blocks, slots, buffers, entries, starts, offset)
+    return _run(blocks, slots, buffers, offset, tuple(starts), entries, implementation)
 
 
-def paged_scatter_reference(blocks, slots, values, *, entries=1, offset=0):
+def paged_scatter_reference(blocks, slots, values, *, entries=1, starts=(0,), offset=0):
     """The same by indexing word by word."""
-    _check(blocks, slots, values, entries)
-    entry = words.to_words(values, 1, blocks.dtype)
+    values = _buffers(values)
+    _check(blocks, slots, values, entries, starts, offset)
     block, place = _split(blocks, slots, entries)
-    columns = offset + place[:, None] * entry.shape[1] + jnp.arange(entry.shape[1])
-    return blocks.at[block[:, None], columns].set(entry, mode="drop")
+    for value, start in zip(values, starts, strict=True):
+        entry = words.to_words(value, 1, blocks.dtype)
+        width = entry.shape[1]
+        columns = offset + start + place[:, None] * width + jnp.arange(width)
+        blocks = blocks.at[block[:, None], columns].set(entry, mode="drop")
+    return blocks
 
 
-def _check(blocks, slots, values, entries):
+def _buffers(values):
+    return (values,) if hasattr(values, "dtype") else tuple(values)
+
+
+def _check(blocks, slots, values, entries, starts, offset):
     words.check_blocks(blocks)
     words.check_ids("slots", slots, "T")
-    if values.ndim < 1 or values.shape[0] != slots.shape[0]:
-        raise ValueError(f"values: wanted [{slots.shape[0]}, ...], got {list(values.shape)}")
+    words.check_offset("offset", offset, blocks.dtype)
+    if not values or len(values) != len(starts):
+        raise ValueError(f"starts: wanted {len(values)}, one for each buffer, got {len(starts)}")
     if blocks.shape[0] * entries >= 2**31:
         raise ValueError(f"entries: wanted less than 2^31 slots, got {blocks.shape[0]} * {entries}")
-    span = entries * words.num_words(values.shape[1:], values.dtype, blocks.dtype)
-    words.check_span(blocks, span)
+    for value, start in zip(values, starts, strict=True):
+        if value.ndim < 1 or value.shape[0] != slots.shape[0]:
+            raise ValueError(f"values: wanted [{slots.shape[0]}, ...], got {list(value.shape)}")
+        span = entries * words.num_words(value.shape[1:], value.dtype, blocks.dtype)
+        words.check_span(blocks, start + span)
 
 
 def _split(blocks, slots, entries):
@@ -71,11 +85,27 @@ def _split(blocks, slots, entries):
     return jnp.where(valid, block, blocks.shape[0]), place
 
 
-def _xla(blocks, slots, entry, entries, offset):
+@functools.partial(jax.jit, static_argnames=("starts", "entries", "implementation"))
+def _run(blocks, slots, values, offset, starts, entries, implementation):
+    def mosaic_gpu(blocks, slots, values, offset):
+        from pallas_kernels.mosaic_gpu.scatter import scatter
+
+        return scatter(blocks, slots, values, offset, starts=starts, entries=entries)
+
+    if not slots.shape[0]:
+        return blocks
+    xla = functools.partial(_xla, starts=starts, entries=entries)
+    return target.run(implementation, xla, mosaic_gpu, blocks, slots, values, offset)
+
+
+def _xla(blocks, slots, values, offset, starts, entries):
     # The array keeps its two axes: one index into all of it would overflow 32 bits.
     block, place = _split(blocks, slots, entries)
-    starts = jnp.stack([block, place * entry.shape[1] + offset], axis=1)
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
     )
-    return lax.scatter(blocks, starts, entry, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    for value, start in zip(values, starts, strict=True):
+        entry = words.to_words(value, 1, blocks.dtype)
+        at = jnp.stack([block, place * entry.shape[1] + offset + start], axis=1)
+        blocks = lax.scatter(blocks, at, entry, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    return blocks

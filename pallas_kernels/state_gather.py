@@ -4,12 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pallas_kernels import words
+from pallas_kernels import target, words
 from pallas_kernels.paged_gather import spans
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "implementation"))
 def state_gather(
     blocks: jax.Array,
     block_ids: jax.Array,
@@ -25,33 +25,53 @@ def state_gather(
       blocks: u[N, W].
       block_ids: i32[S]; outside 0..N-1 is absent.
       shape, dtype: of the state; the dtype at least as wide as the word.
-      offset: first word of the buffer in a block; an int or i32[].
+      offset: first word of the buffer in a block; an int or i32[], a multiple of 16 bytes.
       implementation: None, "xla" or "mosaic_gpu".
 
     Returns:
       [S, *shape] of `dtype`, exactly 0 where the block is absent.
 
     Raises:
-      ValueError: for a wrong shape or dtype, naming got and wanted.
+      ValueError: for a wrong shape, dtype or offset, naming got and wanted.
       NotImplementedError: for an implementation that does not run here.
     """
-    words.check_implementation(implementation)
-    _check(blocks, block_ids, shape, dtype)
-    state = spans(blocks, block_ids, offset, words.num_words(shape, dtype, blocks.dtype))
-    valid = words.is_valid(block_ids, blocks.shape[0])
-    return words.from_words(jnp.where(valid[:, None], state, 0), shape, dtype)
+    _check(blocks, block_ids, shape, dtype, offset)
+    return _run(blocks, block_ids, offset, tuple(shape), np.dtype(dtype), implementation)
 
 
 def state_gather_reference(blocks, block_ids, *, shape, dtype, offset=0):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, shape, dtype)
+    _check(blocks, block_ids, shape, dtype, offset)
     columns = offset + jnp.arange(words.num_words(shape, dtype, blocks.dtype))
     valid = words.is_valid(block_ids, blocks.shape[0])
     state = blocks[jnp.where(valid, block_ids, 0)[:, None], columns]
     return words.from_words(jnp.where(valid[:, None], state, 0), shape, dtype)
 
 
-def _check(blocks, block_ids, shape, dtype):
+def _check(blocks, block_ids, shape, dtype, offset):
     words.check_blocks(blocks)
     words.check_ids("block_ids", block_ids, "S")
+    words.check_offset("offset", offset, blocks.dtype)
     words.check_span(blocks, words.num_words(shape, dtype, blocks.dtype))
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype", "implementation"))
+def _run(blocks, block_ids, offset, shape, dtype, implementation):
+    def mosaic_gpu(blocks, block_ids, offset):
+        from pallas_kernels.mosaic_gpu.gather import gather
+
+        # A state is the one entry of its block.
+        options = {"entries": 1, "shape": shape, "dtype": dtype}
+        states = gather(blocks, block_ids[:, None], (), offset, **options)
+        return states.reshape(*block_ids.shape, *shape)
+
+    if not block_ids.size:
+        return jnp.zeros((0, *shape), dtype)
+    xla = functools.partial(_xla, shape=shape, dtype=dtype)
+    return target.run(implementation, xla, mosaic_gpu, blocks, block_ids, offset)
+
+
+def _xla(blocks, block_ids, offset, shape, dtype):
+    state = spans(blocks, block_ids, offset, words.num_words(shape, dtype, blocks.dtype))
+    valid = words.is_valid(block_ids, blocks.shape[0])
+    return words.from_words(jnp.where(valid[:, None], state, 0), shape, dtype)

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import words
+from pallas_kernels import target, words
 from pallas_kernels.paged_scatter import paged_scatter
 
 SMALL_BYTES = 1 << 14  # a row of up to so many bytes is written together with all the others
 
 
-@functools.partial(jax.jit, static_argnames=("starts", "implementation"))
 def state_scatter(
     blocks: jax.Array,
     block_ids: jax.Array,
@@ -35,24 +34,23 @@ def state_scatter(
       values: for each buffer [S, *shape], any dtype at least as wide as the word.
       starts: for each buffer its first word, ascending and without overlap; the words between two
         buffers may be overwritten with 0.
-      offset: the word that `starts` count from; an int or i32[].
+      offset: the word that `starts` count from; an int or i32[], a multiple of 16 bytes.
       implementation: None, "xla" or "mosaic_gpu".
 
     Returns:
       u[N, W].
 
     Raises:
-      ValueError: for a wrong shape or dtype, naming got and wanted.
+      ValueError: for a wrong shape, dtype or offset, naming got and wanted.
       NotImplementedError: for an implementation that does not run here.
     """
-    words.check_implementation(implementation)
-    _check(blocks, block_ids, values, starts)
-    return _xla(blocks, block_ids, values, starts, offset)
+    _check(blocks, block_ids, values, starts, offset)
+    return _run(blocks, block_ids, tuple(values), offset, tuple(starts), implementation)
 
 
 def state_scatter_reference(blocks, block_ids, values, *, starts, offset=0):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, values, starts)
+    _check(blocks, block_ids, values, starts, offset)
     size = blocks.shape[0]
     rows = jnp.where(words.is_valid(block_ids, size), block_ids, size)[:, None]
     for value, start in zip(values, starts, strict=True):
@@ -62,9 +60,10 @@ def state_scatter_reference(blocks, block_ids, values, *, starts, offset=0):
     return blocks
 
 
-def _check(blocks, block_ids, values, starts):
+def _check(blocks, block_ids, values, starts, offset):
     words.check_blocks(blocks)
     words.check_ids("block_ids", block_ids, "S")
+    words.check_offset("offset", offset, blocks.dtype)
     if not values or len(values) != len(starts):
         raise ValueError(f"starts: wanted {len(values)}, one for each buffer, got {len(starts)}")
     end = starts[0]
@@ -77,10 +76,24 @@ def _check(blocks, block_ids, values, starts):
     words.check_span(blocks, end)
 
 
-def _xla(blocks, block_ids, values, starts, offset):
+@functools.partial(jax.jit, static_argnames=("starts", "implementation"))
+def _run(blocks, block_ids, values, offset, starts, implementation):
+    def mosaic_gpu(blocks, block_ids, values, offset):
+        from pallas_kernels.mosaic_gpu.scatter import scatter
+
+        # A state is the one entry of its block.
+        return scatter(blocks, block_ids, values, offset, starts=starts, entries=1)
+
+    if not block_ids.size:
+        return blocks
+    xla = functools.partial(_xla, starts=starts)
+    return target.run(implementation, xla, mosaic_gpu, blocks, block_ids, values, offset)
+
+
+def _xla(blocks, block_ids, values, offset, starts):
     row_bytes = sum(math.prod(value.shape[1:]) * value.dtype.itemsize for value in values)
     together = functools.partial(_together, starts=starts)
-    if row_bytes <= SMALL_BYTES or not block_ids.shape[0]:
+    if row_bytes <= SMALL_BYTES:
         return together(blocks, block_ids, values, offset)
     by_row = functools.partial(_row_by_row, starts=starts)
     return lax.platform_dependent(
@@ -96,7 +109,8 @@ def _together(blocks, block_ids, values, offset, starts):
         parts.append(jnp.pad(part, ((0, 0), (start - at, 0))))
         at = start + part.shape[1]
     row = jnp.concatenate(parts, axis=1)
-    return paged_scatter(blocks, block_ids, row, offset=offset + starts[0])
+    at = offset + starts[0]
+    return paged_scatter(blocks, block_ids, row, offset=at, implementation="xla")
 
 
 def _row_by_row(blocks, block_ids, values, offset, starts):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-IMPLEMENTATIONS = ("xla", "mosaic_gpu")
+ALIGNMENT = 16  # bytes; what the GPU's bulk copies ask of the places they move
 
 
 def to_words(values: jax.Array, axes: int, word) -> jax.Array:
@@ -51,17 +51,6 @@ def compacted(keep: jax.Array) -> tuple[jax.Array, jax.Array]:
     return order, jnp.sum(keep, dtype=jnp.int32)
 
 
-def check_implementation(implementation: str | None) -> None:
-    """NotImplementedError for one that does not run here, ValueError for one that is unknown."""
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(
-            f"implementation: wanted None, {', '.join(map(repr, IMPLEMENTATIONS))}, "
-            f"got {implementation!r}"
-        )
-    if implementation == "mosaic_gpu":
-        raise NotImplementedError("mosaic_gpu: there are no GPU kernels yet; use None or 'xla'")
-
-
 def check_blocks(blocks: jax.Array) -> None:
     """ValueError unless `blocks` is u[N, W] with sides that 32 bits count."""
     if blocks.ndim != 2 or not jnp.issubdtype(blocks.dtype, jnp.unsignedinteger):
@@ -80,3 +69,12 @@ def check_span(blocks: jax.Array, span: int) -> None:
     """ValueError unless a block has `span` words."""
     if span > blocks.shape[1]:
         raise ValueError(f"blocks: wanted at least {span} words a block, got {blocks.shape[1]}")
+
+
+def check_offset(name: str, offset, word) -> None:
+    """ValueError where a number that is known is not a multiple of 16 bytes."""
+    if isinstance(offset, (int, np.integer)) and offset * np.dtype(word).itemsize % ALIGNMENT:
+        raise ValueError(
+            f"{name}: wanted a multiple of {ALIGNMENT // np.dtype(word).itemsize} words, which is "
+            f"{ALIGNMENT} bytes, got {offset}"
+        )

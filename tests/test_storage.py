@@ -9,7 +9,7 @@ from lockstep import i32, leaves_equal
 from storage_cases import DTYPES, numpy_dtype, random_bits, world
 
 import kvpool as kv
-from kvpool import storage as module
+from kvpool import entries
 
 
 def block_bytes(storage, group):
@@ -211,7 +211,7 @@ def test_a_traced_layer_without_the_region_is_absent():
 
 def test_eager_verbs_compile_once():
     state, storage = world([kv.FullAttention(1, 4), kv.RecurrentState({"s": ((9000,), "int8")})])
-    compiled = (module._write, module._read, module._read_state, module._write_state)
+    compiled = (entries.write, entries.read, entries.read_state, entries.write_state)
 
     def every_verb(count):
         view = kv.step_view(state, i32([count, 1]))

@@ -165,3 +165,15 @@ def test_a_state_holds_no_buffer_twice():
     run = jax.jit(lambda s, b: (kv.release(s, i32([-1])), b), donate_argnums=(0, 1))
     state, storage = run(state, storage)
     kv.check(state)
+
+
+def test_shapes_without_arrays():
+    """For compiling ahead of time: nothing is allocated, and the shapes are those of `init`."""
+    spec = kv.CacheSpec.from_layers(
+        [kv.FullAttention(2, 16), kv.RecurrentState({"s": ((4,), "float32")})]
+    )
+    plan = kv.plan(spec, num_blocks={"full": 8, "state": 2}, max_seqs=2, max_seq_len=64)
+    shapes = jax.eval_shape(lambda: kv.init(spec, plan))
+    made = kv.init(spec, plan)
+    assert jax.tree.structure(shapes) == jax.tree.structure(made)
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, made)

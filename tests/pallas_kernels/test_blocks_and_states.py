@@ -27,6 +27,7 @@ from pallas_kernels import (
 from pallas_kernels.copy_blocks import PIECE_BYTES
 from pallas_kernels.state_scatter import SMALL_BYTES
 
+MARGIN = 16  # words before the first buffer
 SMALL, LARGE = (2, 12), (2, SMALL_BYTES // 2 + 6)  # of one byte or more: written together, by row
 
 
@@ -63,7 +64,7 @@ def test_copies_say_what_is_wrong():
 
 @functools.partial(jax.jit, static_argnames=("starts", "implementation"))
 def write_both(blocks, ids, values, starts, implementation=None):
-    options = {"starts": starts, "offset": 6}
+    options = {"starts": starts, "offset": MARGIN}
     return (
         state_scatter(blocks, ids, values, implementation=implementation, **options),
         state_scatter_reference(blocks, ids, values, **options),
@@ -80,20 +81,25 @@ def check(names, shape, word):
     """States of several buffers, side by side, for rows of which some have no block."""
     ids = np.asarray([4, -1, 0, 9, 2**31 - 1, 2], np.int32)
     values = tuple(random_bits(i, name, (len(ids), *shape)) for i, name in enumerate(names))
-    sizes = [value[0].nbytes // word.itemsize for value in values]
-    starts = tuple(np.cumsum([0, *sizes[:-1]]).tolist())
-    blocks = poisoned(5, 6 + sum(sizes) + 3, word)
-    wanted = blocks.copy()
-    for row in (0, 2, 5):
-        words = b"".join(value[row].tobytes() for value in values)
-        wanted[ids[row], 6 : 6 + sum(sizes)] = np.frombuffer(words, word)
-    run, reference = write_both(blocks, ids, values, starts)
-    assert same_bits(run, wanted)
-    assert same_bits(reference, wanted)
+    padded = [-(-value[0].nbytes // 16) * 16 // word.itemsize for value in values]
+    starts = tuple(np.cumsum([0, *padded[:-1]]).tolist())
+    blocks = poisoned(5, MARGIN + sum(padded) + 3, word)
+    run, reference = (np.asarray(out) for out in write_both(blocks, ids, values, starts))
+    for value, start in zip(values, starts, strict=True):
+        for row in (0, 2, 5):
+            words = np.frombuffer(value[row].tobytes(), word)
+            at = slice(MARGIN + start, MARGIN + start + words.size)
+            for out in (run, reference):
+                assert same_bits(out[ids[row], at], words)
+    untouched = [1, 3], slice(None)
+    for out in (run, reference):
+        assert same_bits(out[untouched], blocks[untouched])
+        assert same_bits(out[:, :MARGIN], blocks[:, :MARGIN])
+        assert same_bits(out[:, MARGIN + sum(padded) :], blocks[:, MARGIN + sum(padded) :])
     for name, value, start in zip(names, values, starts, strict=True):
         there = value.copy()
         there[[1, 3, 4]] = np.zeros((), there.dtype)
-        for got in read_both(run, ids, shape, dtype_of(name), 6 + start):
+        for got in read_both(run, ids, shape, dtype_of(name), MARGIN + start):
             assert same_bits(got, there)
 
 
@@ -112,11 +118,11 @@ def test_states_of_several_dtypes(shape):
 @pytest.mark.parametrize("ids", [np.zeros(0, np.int32), np.asarray(OUTSIDE, np.int32)])
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
 def test_states_of_no_row(ids, shape):
-    blocks = poisoned(2, 6 + int(np.prod(shape)), np.uint16)
+    blocks = poisoned(2, MARGIN + int(np.prod(shape)), np.uint16)
     values = (random_bits(0, "bfloat16", (len(ids), *shape)),)
     for out in write_both(blocks, ids, values, (0,)):
         assert same_bits(out, blocks)
-    for out in read_both(blocks, ids, shape, dtype_of("bfloat16"), 6):
+    for out in read_both(blocks, ids, shape, dtype_of("bfloat16"), MARGIN):
         assert same_bits(out, np.zeros((len(ids), *shape), dtype_of("bfloat16")))
 
 
@@ -124,11 +130,12 @@ def test_gaps_between_buffers():
     """Buffers padded to a common alignment: the values are whole, whatever the padding holds."""
     ids = np.asarray([1, 0], np.int32)
     values = (random_bits(0, "int8", (2, 3)), random_bits(1, "int8", (2, 5)))
-    for out in write_both(poisoned(2, 40, np.uint8), ids, values, (0, 16)):
+    for out in write_both(poisoned(2, 50, np.uint8), ids, values, (0, 16)):
         for row, block in enumerate(ids):
-            assert same_bits(np.asarray(out)[block, 6:9], values[0][row].view(np.uint8))
-            assert same_bits(np.asarray(out)[block, 22:27], values[1][row].view(np.uint8))
-            assert (np.asarray(out)[block, [*range(6), *range(27, 40)]] == 255).all()
+            got = np.asarray(out)[block]
+            assert same_bits(got[16:19], values[0][row].view(np.uint8))
+            assert same_bits(got[32:37], values[1][row].view(np.uint8))
+            assert (got[[*range(16), *range(37, 50)]] == 255).all()
 
 
 def test_states_say_what_is_wrong():

@@ -31,9 +31,11 @@ def test_an_array_beyond_32_bits():
     ids = np.asarray([BLOCKS - 2, -1], np.int32)
     blocks = donated(state_scatter, starts=(0,))(blocks, ids, states)
 
-    read = jax.jit(functools.partial(paged_gather, shape=(ENTRY,), dtype=np.dtype(np.uint8)))
+    options = {"entries": ENTRIES, "shape": (ENTRY,), "dtype": np.uint8}
+    read = jax.jit(functools.partial(paged_gather, **options))
     ids = np.asarray([[LAST, EARLIER, BLOCKS - 1, BLOCKS - 2, 0, BLOCKS]], np.int32)
-    got = np.asarray(read(blocks, ids, np.ones((1, 6, ENTRIES), bool)))[0]
+    bounds = np.zeros(1, np.int32), np.full(1, 6 * ENTRIES, np.int32)
+    got = np.asarray(read(blocks, ids, *bounds))[0]
     wanted = np.zeros((6, ENTRIES, ENTRY), np.uint8)
     wanted[[0, 2], 15], wanted[1, 0], wanted[3] = 7, 3, 5
     assert (got == wanted).all()

@@ -6,88 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_cases import (
-    DTYPES,
-    OUTSIDE,
-    dtype_of,
-    narrower_words,
-    poisoned,
-    random_bits,
-    same_bits,
-    word_of,
-)
+from kernel_cases import DTYPES, narrower_words, poisoned, random_bits, same_bits, word_of
+from paged_cases import BLOCKS, MARGIN, check, scattered
 
-from pallas_kernels import (
-    paged_gather,
-    paged_gather_reference,
-    paged_scatter,
-    paged_scatter_reference,
-)
+from pallas_kernels import paged_gather, paged_scatter, paged_scatter_reference
 
-BLOCKS, ROWS, COLUMNS, MARGIN = 5, 5, 2, 16
 SIZES = [(entries, head) for entries in (1, 3, 12, 16, 24, 528) for head in (64, 80, 96, 576)]
 DIAGONAL = [(1, 576), (3, 64), (16, 96), (24, 80)]
 IMPLEMENTATIONS = (None, "xla")
-
-
-def scattered(blocks, slots, values, entries, offset):
-    """The same with bytes and a loop."""
-    out = blocks.copy()
-    width = values[0].nbytes // blocks.itemsize if len(values) else 0
-    for slot, value in zip(slots.tolist(), values, strict=True):
-        if 0 <= slot < len(blocks) * entries:
-            start = offset + slot % entries * width
-            words = np.frombuffer(value.tobytes(), blocks.dtype)
-            out[slot // entries, start : start + width] = words
-    return out
-
-
-def gathered(blocks, ids, keep, shape, dtype, offset):
-    """The same with bytes and loops."""
-    out = np.zeros((*keep.shape, *shape), dtype)
-    size = out[0, 0, 0].nbytes // blocks.itemsize
-    for s, m, e in zip(*np.nonzero(keep), strict=True):
-        if 0 <= ids[s, m] < len(blocks):
-            start = offset + e * size
-            words = blocks[ids[s, m], start : start + size]
-            out[s, m, e] = np.frombuffer(words.tobytes(), dtype).reshape(shape)
-    return out
-
-
-@functools.partial(jax.jit, static_argnames=("entries", "implementation"))
-def scatter_both(blocks, slots, values, entries, implementation):
-    options = {"entries": entries, "offset": MARGIN}
-    run = paged_scatter(blocks, slots, values, implementation=implementation, **options)
-    return run, paged_scatter_reference(blocks, slots, values, **options)
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "implementation"))
-def gather_both(blocks, ids, keep, shape, dtype, implementation):
-    options = {"shape": shape, "dtype": dtype, "offset": MARGIN}
-    run = paged_gather(blocks, ids, keep, implementation=implementation, **options)
-    return run, paged_gather_reference(blocks, ids, keep, **options)
-
-
-def check(name, entries, shape, word, implementation=None):
-    """Writes at random places, reads back through a table with holes; everything else is poison."""
-    rng = np.random.default_rng(entries + int(np.prod(shape)))
-    width = int(np.prod(shape)) * dtype_of(name).itemsize // word.itemsize
-    blocks = poisoned(BLOCKS, entries * width + 2 * MARGIN, word)
-    slots = rng.permutation(BLOCKS * entries)[:4]
-    slots = np.asarray([*slots, BLOCKS * entries, *OUTSIDE], np.int32)
-    values = random_bits(entries, name, (len(slots), *shape))
-    run, reference = scatter_both(blocks, slots, values, entries, implementation)
-    wanted = scattered(blocks, slots, values, entries, MARGIN)
-    assert same_bits(run, wanted)
-    assert same_bits(reference, wanted)
-    ids = rng.integers(0, BLOCKS, (ROWS, COLUMNS)).astype(np.int32)
-    ids[0, :2] = OUTSIDE[:2]
-    ids[1, 1] = BLOCKS
-    keep = rng.random((ROWS, COLUMNS, entries)) < 0.7
-    run, reference = gather_both(run, ids, keep, shape, dtype_of(name), implementation)
-    wanted = gathered(wanted, ids, keep, shape, dtype_of(name), MARGIN)
-    assert same_bits(run, wanted)
-    assert same_bits(reference, wanted)
 
 
 @pytest.mark.parametrize(("entries", "head"), SIZES)
@@ -127,10 +53,12 @@ def test_nothing_to_move():
     blocks = poisoned(3, 32, np.uint16)
     none = np.zeros((0, 4), np.uint16)
     assert same_bits(paged_scatter(blocks, np.zeros(0, np.int32), none, entries=8), blocks)
-    read = functools.partial(paged_gather, blocks, shape=(4,), dtype=np.dtype(np.uint16))
-    out = read(np.zeros((0, 2), np.int32), np.ones((0, 2, 8), bool))
-    assert out.shape == (0, 2, 8, 4)
-    out = read(np.zeros((3, 2), np.int32), np.zeros((3, 2, 8), bool))
+    read = functools.partial(paged_gather, blocks, entries=8, shape=(4,), dtype=np.uint16)
+    none = np.zeros(0, np.int32)
+    assert read(np.zeros((0, 2), np.int32), none, none).shape == (0, 2, 8, 4)
+    zeros = np.zeros(3, np.int32)
+    assert read(np.zeros((3, 0), np.int32), zeros, zeros).shape == (3, 0, 8, 4)
+    out = read(np.zeros((3, 2), np.int32), zeros, zeros)
     assert out.shape == (3, 2, 8, 4)
     assert not np.asarray(out).any()
 
@@ -162,8 +90,10 @@ GOOD = {
     "slots": np.zeros(2, np.int32),
     "values": np.zeros((2, 4), np.uint16),
     "ids": np.zeros((2, 3), np.int32),
-    "keep": np.zeros((2, 3, 4), bool),
+    "starts": np.zeros(2, np.int32),
+    "stops": np.zeros(2, np.int32),
 }
+SCATTER, GATHER = ("blocks", "slots", "values"), ("blocks", "ids", "starts", "stops")
 
 
 @pytest.mark.parametrize(
@@ -178,37 +108,57 @@ GOOD = {
         ({"values": np.zeros((3, 4), np.uint16)}, r"values: wanted \[2, ...\], got \[3, 4\]"),
         ({"entries": 9}, "at least 36 words a block, got 32"),
         ({"entries": 2**30}, r"2\^31 slots"),
+        ({"offset": 4}, r"offset: wanted a multiple of 8 words, which is 16 bytes, got 4"),
+        ({"starts": (0, 4)}, "starts: wanted 1, one for each buffer, got 2"),
         ({"implementation": "triton"}, "implementation.*triton"),
     ],
 )
 def test_scatter_says_what_is_wrong(change, named):
-    given = {"entries": 4, **{k: GOOD[k] for k in ("blocks", "slots", "values")}, **change}
+    given = {"entries": 4, **{k: GOOD[k] for k in SCATTER}, **change}
     with pytest.raises(ValueError, match=named):
-        paged_scatter(given.pop("blocks"), given.pop("slots"), given.pop("values"), **given)
+        paged_scatter(*[given.pop(k) for k in SCATTER], **given)
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"ids": np.zeros(2, np.int32)}, r"block_ids: wanted i32\[S, M\], got int32\[2\]"),
-        ({"keep": np.zeros((2, 3, 4), np.int8)}, r"keep: wanted bool\[2, 3, E\], got int8"),
-        ({"keep": np.zeros((3, 2, 4), bool)}, r"keep.*\[3, 2, 4\]"),
-        ({"keep": np.zeros((2, 3, 9), bool)}, "at least 36 words a block, got 32"),
+        ({"starts": np.zeros(2, np.int16)}, r"starts: wanted i32\[2\], got int16"),
+        ({"stops": np.zeros(3, np.int32)}, r"stops: wanted i32\[2\], got int32\[3\]"),
+        ({"entries": 9}, "at least 36 words a block, got 32"),
+        ({"offset": 9}, "offset: wanted a multiple of 8 words"),
         ({"implementation": "cuda"}, "implementation.*cuda"),
     ],
 )
 def test_gather_says_what_is_wrong(change, named):
-    given = {"shape": (4,), "dtype": np.dtype(np.uint16), **GOOD, **change}
-    del given["slots"], given["values"]
+    given = {"entries": 4, "shape": (4,), "dtype": np.uint16}
+    given |= {k: GOOD[k] for k in GATHER} | change
     with pytest.raises(ValueError, match=named):
-        paged_gather(given.pop("blocks"), given.pop("ids"), given.pop("keep"), **given)
+        paged_gather(*[given.pop(k) for k in GATHER], **given)
 
 
-def test_gpu_kernels_are_named_but_do_not_exist_yet():
-    blocks, slots, values, ids, keep = GOOD.values()
-    with pytest.raises(NotImplementedError, match="mosaic_gpu"):
-        paged_scatter(blocks, slots, values, entries=4, implementation="mosaic_gpu")
-    with pytest.raises(NotImplementedError, match="mosaic_gpu"):
-        paged_gather(
-            blocks, ids, keep, shape=(4,), dtype=np.dtype("u2"), implementation="mosaic_gpu"
-        )
+def test_gpu_kernels_are_refused_where_there_is_no_gpu():
+    with pytest.raises(NotImplementedError, match=r"mosaic_gpu: wanted a Hopper GPU.*got cpu"):
+        paged_scatter(*map(GOOD.get, SCATTER), entries=4, implementation="mosaic_gpu")
+    options = {"entries": 4, "shape": (4,), "dtype": np.uint16}
+    with pytest.raises(NotImplementedError, match=r"mosaic_gpu: wanted a Hopper GPU.*got cpu"):
+        paged_gather(*map(GOOD.get, GATHER), implementation="mosaic_gpu", **options)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_several_buffers_in_one_call(implementation):
+    """Buffers of other sizes and dtypes, one of them not at 16 bytes, and the bytes between."""
+    rng, entries = np.random.default_rng(0), 4
+    slots = rng.permutation(BLOCKS * entries)[:6].astype(np.int32)
+    values = [random_bits(i, name, (6, 5)) for i, name in enumerate(("bfloat16", "float32"))]
+    blocks, starts = poisoned(BLOCKS, 96, np.uint16), (3, 40)
+    wanted = blocks
+    for value, start in zip(values, starts, strict=True):
+        wanted = scattered(wanted, slots, value, entries, MARGIN + start)
+    options = {"entries": entries, "starts": starts, "offset": MARGIN}
+    run = paged_scatter(blocks, slots, values, implementation=implementation, **options)
+    assert same_bits(run, wanted)
+    assert same_bits(
+        jax.jit(functools.partial(paged_scatter_reference, **options))(blocks, slots, values),
+        wanted,
+    )

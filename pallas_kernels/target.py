@@ -1,0 +1,74 @@
+"""Which implementation an operation takes, by what was asked for and what the device is."""
+
+from collections.abc import Callable
+
+import jax
+from jax import lax
+from jax._src import config  # the interpreter's switch has no public name
+
+IMPLEMENTATIONS = ("xla", "mosaic_gpu")
+HOPPER = 9.0  # the first compute capability with bulk copies
+
+
+def run(implementation: str | None, xla: Callable, mosaic_gpu: Callable, *arrays):
+    """The result of one of the two, which take the arrays.
+
+    Raises:
+      ValueError: for an unknown implementation.
+      NotImplementedError: for "mosaic_gpu" where there is no GPU that has it.
+    """
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(
+            f"implementation: wanted None, {', '.join(map(repr, IMPLEMENTATIONS))}, "
+            f"got {implementation!r}"
+        )
+    device = None if implementation == "xla" else target()
+    if implementation == "mosaic_gpu" and device is None:
+        raise NotImplementedError(
+            "mosaic_gpu: wanted a Hopper GPU or a later one, got "
+            f"{jax.local_devices()[0].device_kind}; None takes what this device supports"
+        )
+    if device is None:
+        return xla(*arrays)
+    if device == "interpreter" or implementation == "mosaic_gpu":
+        return mosaic_gpu(*arrays)
+    # The arrays of a process with a GPU may still live on its CPU.
+    return lax.platform_dependent(*arrays, cuda=mosaic_gpu, default=xla)
+
+
+def target() -> str | None:
+    """What GPU kernels traced now would run on: "interpreter", "gpu", or None for neither.
+
+    A mesh in the context decides before the devices of this process do, so that a machine without
+    a GPU can compile for one.
+    """
+    if interpreting():
+        return "interpreter"
+    device = _device()
+    if device is None or device.platform not in ("gpu", "cuda"):
+        return None
+    # An abstract device does not say its capability; it is taken to be recent enough.
+    capable = float(getattr(device, "compute_capability", HOPPER)) >= HOPPER
+    return "gpu" if capable else None
+
+
+def interpreting() -> bool:
+    """Whether the context asks for Mosaic's interpreter in the place of a GPU."""
+    return getattr(config, "pallas_tpu_interpret_mode_context_manager", _OFF).value is not None
+
+
+def num_cores() -> int:
+    """Streaming multiprocessors of the target."""
+    device = _device()
+    cores = getattr(device, "num_cores", None) or getattr(device, "core_count", None)
+    return cores or 132  # of an H100
+
+
+def _device():
+    """The device of the mesh in the context, else of this process: abstract, or one of many."""
+    abstract = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.local_devices()[0] if abstract is None else abstract
+
+
+class _OFF:
+    value = None
