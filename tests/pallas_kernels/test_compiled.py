@@ -1,0 +1,167 @@
+"""The GPU kernels compiled to machine code, for cards that are not there."""
+
+import functools
+import itertools
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import CARD, Compiled, compiled
+from kernel_cases import dtype_of
+
+from pallas_kernels import copy_blocks, paged_gather, paged_scatter, state_gather, state_scatter
+
+IN, OUT = "cp.async.bulk.shared::cta.global", "cp.async.bulk.global.shared::cta"
+ROWS, TOKENS = 32, 8192
+CORE_BYTES = 228 << 10  # shared memory of a core, Hopper and Blackwell alike
+NUMBERS = itertools.count()
+
+# Entries of one buffer in real caches: entries of a block, shape, dtype.
+ENTRIES = {
+    "8 heads of 64": (16, (8, 64), "bfloat16"),
+    "1 head of 80": (16, (1, 80), "bfloat16"),
+    "4 heads of 96": (16, (4, 96), "float16"),
+    "8 heads of 128": (16, (8, 128), "bfloat16"),
+    "4 heads of 192": (16, (4, 192), "bfloat16"),
+    "2 heads of 256": (16, (2, 256), "float8_e4m3fn"),
+    "1 head of 512": (16, (1, 512), "bfloat16"),
+    "latent of 576": (64, (576,), "bfloat16"),
+    "scales of 8 heads": (16, (8,), "float32"),
+    "64 KB each": (4, (128, 128), "float32"),
+}
+# What a bulk copy can take in blocks only, not entry by entry.
+ODD_ENTRIES = {
+    "entry of 584 bytes": (64, (584,), "uint8"),
+    "indexer entry of 132 bytes": (64, (132,), "uint8"),
+    "scale of 1 head": (16, (1,), "float32"),
+    "7 scales of 8 bits": (16, (7,), "uint8"),
+}
+
+
+def shaped(shape, dtype):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def ids(*shape):
+    return shaped(shape, jnp.int32)
+
+
+def blocks_for(entries, shape, dtype, layers=3):
+    count = 50_000 + next(NUMBERS)  # another one each time, so that no kernel has been seen before
+    size = entries * int(np.prod(shape)) * dtype.itemsize
+    word = np.dtype(f"uint{8 * min(dtype.itemsize, 4)}")
+    return shaped((count, layers * -(-size // 16) * 16 // word.itemsize), word)
+
+
+def proven(result: Compiled, blocks, in_place: bool, is_bulk: bool, temporary: int = 0):
+    """What holds for every kernel."""
+    pool = blocks.size * blocks.dtype.itemsize
+    assert result.has_machine_code
+    assert result.launches == len(result.kernels) == 1
+    assert result.spilled == 0
+    assert result.registers <= 64
+    # Two programs share a core, of which each also takes 1 KB for the system.
+    assert 2 * (result.shared_memory + 1024) <= CORE_BYTES
+    assert (result.shared_memory > 0) == is_bulk
+    assert result.temporary <= temporary
+    assert result.aliased == (pool if in_place else 0)
+    assert result.copies(blocks.shape) == 0
+    for instruction in (IN, OUT):
+        assert (instruction in result.kernels[0]) == is_bulk
+    assert "cp.async.bulk.tensor" not in result.kernels[0]
+
+
+@pytest.mark.parametrize("name", [*ENTRIES, *ODD_ENTRIES])
+def test_scatter(name):
+    entries, shape, dtype = {**ENTRIES, **ODD_ENTRIES}[name]
+    blocks = blocks_for(entries, shape, dtype_of(dtype))
+    values = shaped((TOKENS, *shape), dtype_of(dtype))
+    write = functools.partial(paged_scatter, entries=entries)
+    result = compiled(write, blocks, ids(TOKENS), values, donate=0)
+    proven(result, blocks, in_place=True, is_bulk=name in ENTRIES)
+
+
+@pytest.mark.parametrize("name", [*ENTRIES, *ODD_ENTRIES])
+def test_gather(name):
+    entries, shape, dtype = {**ENTRIES, **ODD_ENTRIES}[name]
+    dtype = dtype_of(dtype)
+    blocks = blocks_for(entries, shape, dtype)
+    read = functools.partial(paged_gather, entries=entries, shape=shape, dtype=dtype)
+    result = compiled(read, blocks, ids(ROWS, 48), ids(ROWS), ids(ROWS))
+    proven(result, blocks, in_place=False, is_bulk=True)
+
+
+@pytest.mark.parametrize("size", [2 << 10, 33_792, 4 << 20])
+def test_copy(size):
+    """Blocks of all layers, from the smallest to the largest."""
+    blocks = shaped((1000, size // 2), np.uint16)
+    result = compiled(copy_blocks, blocks, ids(64), ids(64), donate=0)
+    proven(result, blocks, in_place=True, is_bulk=True)
+
+
+def test_copy_of_blocks_that_are_no_multiple_of_16_bytes():
+    blocks = shaped((1000, 1001), np.uint16)
+    result = compiled(copy_blocks, blocks, ids(64), ids(64), donate=0)
+    proven(result, blocks, in_place=True, is_bulk=False)
+
+
+# (convolution, recurrence) of one layer.
+STATES = {
+    "gated delta net": (((8192, 3), "bfloat16"), ((32, 128, 128), "float32")),
+    "64 x 128 x 128": (((6144, 3), "bfloat16"), ((64, 128, 128), "float32")),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states(name):
+    shapes = [(shape, dtype_of(dtype)) for shape, dtype in STATES[name]]
+    sizes = [int(np.prod(shape)) * dtype.itemsize // 2 for shape, dtype in shapes]
+    blocks = shaped((300, 36 * sum(sizes)), np.uint16)
+    values = tuple(shaped((ROWS, *shape), dtype) for shape, dtype in shapes)
+
+    def write(blocks, rows, values, layer):
+        offset = layer * sum(sizes)
+        return state_scatter(blocks, rows, values, starts=(0, sizes[0]), offset=offset)
+
+    result = compiled(write, blocks, ids(ROWS), values, ids(), donate=0)
+    # Where a layer lies that is not known is a number of 4 bytes, which XLA reckons.
+    proven(result, blocks, in_place=True, is_bulk=True, temporary=4)
+    for (shape, dtype), start in zip(shapes, (0, sizes[0]), strict=True):
+        read = functools.partial(state_gather, shape=shape, dtype=dtype, offset=start)
+        result = compiled(read, blocks, ids(ROWS))
+        proven(result, blocks, in_place=False, is_bulk=True)
+
+
+def test_more_than_2_to_the_31_elements():
+    """Addresses are products of 64 bits: the bytes of a block times its id."""
+    blocks = shaped((1_000_003, 16 * 3073), np.uint8)
+    assert blocks.size > 2**31 * 4  # also when counted in words of 4 bytes, as the kernels do
+    write = functools.partial(paged_scatter, entries=16)
+    values = shaped((TOKENS, 1024), np.uint8)
+    read = functools.partial(paged_gather, entries=16, shape=(1024,), dtype=np.dtype(np.uint8))
+    for result in (
+        compiled(write, blocks, ids(TOKENS), values, donate=0),
+        compiled(read, blocks, ids(ROWS, 40), ids(ROWS), ids(ROWS)),
+        compiled(copy_blocks, blocks, ids(63), ids(63), donate=0),
+    ):
+        assert result.temporary == 0
+        # A block's words times its id, with all bits of the product.
+        wide = rf"(mul\.wide\.[su]32|m(ul|ad)\.lo\.s64) [^;]*\b{16 * 3073 // 4}\b"
+        assert re.search(wide, result.kernels[0])
+
+
+def test_for_another_card():
+    """All of the above for a Blackwell GPU, in a process of its own."""
+    if CARD != "h200":
+        pytest.skip("this is that process")
+    environment = {**os.environ, "KVPOOL_CARD": "b200"}
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-rs", __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if "NOT PROVEN" in run.stdout:
+        pytest.skip("NOT PROVEN: no kernel was compiled for b200")
+    assert run.returncode == 0, run.stdout
