@@ -5,10 +5,16 @@ large arrays, `Storage`, updated in place under donation.
 """
 
 from kvpool.cache import advance, clear_faults, release, reserve
+from kvpool.drafts import draft_layer, origin_of, part_of, project, with_draft
+from kvpool.files import load_plan, load_spec
 from kvpool.forecast import fits
+from kvpool.group import Group
+from kvpool.hf import draft_from_hf_config
 from kvpool.indices import NULL_BLOCK
 from kvpool.invariants import check
-from kvpool.plan import Plan, plan
+from kvpool.plan import Peak, Plan
+from kvpool.planning import plan
+from kvpool.presets import preset, preset_names
 from kvpool.regions import (
     ChunkedLocal,
     Compressed,
@@ -22,7 +28,7 @@ from kvpool.regions import (
 from kvpool.retains import drop, retain, snapshot
 from kvpool.rewind import truncate
 from kvpool.sharing import Prefix, admit, fork
-from kvpool.spec import CacheSpec, Group
+from kvpool.spec import CacheSpec, Draft
 from kvpool.state import State, free_blocks, init_state
 from kvpool.state import table_of as block_table
 from kvpool.status import Fault, InvariantError, Result, SpecError, Status
@@ -38,6 +44,7 @@ from kvpool.storage import (
     write,
     write_state,
 )
+from kvpool.variants import per_rank, with_dtype, with_window_blocks, without_regions
 
 
 def init(spec: CacheSpec, plan: Plan, device=None) -> tuple[State, Storage]:
@@ -58,11 +65,13 @@ __all__ = [
     "CacheSpec",
     "ChunkedLocal",
     "Compressed",
+    "Draft",
     "Fault",
     "FullAttention",
     "Group",
     "InvariantError",
     "LatentAttention",
+    "Peak",
     "Plan",
     "Prefix",
     "RecurrentState",
@@ -80,6 +89,8 @@ __all__ = [
     "check",
     "clear_faults",
     "copy_blocks",
+    "draft_from_hf_config",
+    "draft_layer",
     "drop",
     "export_blocks",
     "fits",
@@ -89,7 +100,15 @@ __all__ = [
     "init",
     "init_state",
     "init_storage",
+    "load_plan",
+    "load_spec",
+    "origin_of",
+    "part_of",
+    "per_rank",
     "plan",
+    "preset",
+    "preset_names",
+    "project",
     "ragged_view",
     "read",
     "read_state",
@@ -99,6 +118,10 @@ __all__ = [
     "snapshot",
     "step_view",
     "truncate",
+    "with_draft",
+    "with_dtype",
+    "with_window_blocks",
+    "without_regions",
     "write",
     "write_state",
 ]

@@ -108,10 +108,15 @@ def _shape_and_dtype(name, entry):
     if isinstance(shape, (int, np.integer)):
         raise SpecError(f"buffer {name!r}: wanted a shape as a tuple, got {shape!r}")
     sizes = tuple(positive(f"buffer {name!r}: size in shape {tuple(shape)}", n) for n in shape)
+    return sizes, dtype_name(f"buffer {name!r}", dtype)
+
+
+def dtype_name(where: str, dtype) -> str:
+    """The name of a dtype given as text or as numpy and jax know it; SpecError for no such one."""
     found = _name_of(dtype)
     if found not in _DTYPES:
-        raise SpecError(f"buffer {name!r}: no dtype {found!r}; there are {', '.join(_DTYPES)}")
-    return sizes, found
+        raise SpecError(f"{where}: no dtype {found!r}; there are {', '.join(_DTYPES)}")
+    return found
 
 
 def _name_of(dtype) -> str:

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from kvpool import arguments, block_pool, indices, tables
 from kvpool.grants import first_fault, outgrows, serve
+from kvpool.held import held_columns, lengths_after
 from kvpool.moves import for_each_block
-from kvpool.room import Missing, lengths_after, missing_columns
-from kvpool.state import State, held_columns, pool_of, put_lengths, state_held
+from kvpool.room import Missing, missing_columns
+from kvpool.state import State, pool_of, put_lengths, state_held
 from kvpool.status import Fault, Status
 
 
@@ -44,8 +45,8 @@ def _reserve(state, num_tokens, each, tail_only):
     asked = num_tokens > 0
     too_long = num_tokens > plan.max_seq_len - state.seq_lens
     target = state.seq_lens + jnp.where(asked & ~too_long, num_tokens, 0)
-    lengths = lengths_after(state, target, tail_only)
-    wanted = held_columns(plan, state.seq_lens, *lengths)
+    lengths = lengths_after(plan.spec.groups, state.lengths, target, tail_only)
+    wanted = held_columns(plan.spec.groups, lengths)
     missing = missing_columns(state_held(state), wanted)
     status = first_fault(
         asked,
@@ -56,9 +57,8 @@ def _reserve(state, num_tokens, each, tail_only):
     )
     result = serve(state, missing.count, status, each)
     state = _fill(state, missing, jnp.where(result.granted, missing.count, 0))
-    room, solid, tail = (
-        jnp.where(result.granted, new, old)
-        for new, old in zip(lengths, (state.room, state.solid, state.tail), strict=True)
+    _, room, solid, tail = (
+        jnp.where(result.granted, new, old) for new, old in zip(lengths, state.lengths, strict=True)
     )
     return dataclasses.replace(state, room=room, solid=solid, tail=tail), result
 
@@ -100,8 +100,8 @@ def _advance(state, num_tokens):
     has_room = num_tokens <= state.room - state.seq_lens
     seq_lens = state.seq_lens + jnp.where(asked & has_room & state.live, num_tokens, 0)
     held = state_held(state)
-    lengths = (seq_lens, state.room, state.solid, state.tail)
-    start = held_columns(state.plan, *lengths).start
+    lengths = state.lengths._replace(settled=seq_lens)
+    start = held_columns(state.plan.spec.groups, lengths).start
     into_gap = (seq_lens > state.solid) & jnp.any(
         (held.gap < held.resume) & (start < held.resume), axis=0
     )

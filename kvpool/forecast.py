@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from kvpool import arguments
 from kvpool.grants import outgrows
+from kvpool.held import held_columns, lengths_after
 from kvpool.plan import Plan
-from kvpool.room import lengths_after, missing_columns
-from kvpool.state import State, by_pool, ceil_div, held_columns, state_held
+from kvpool.room import missing_columns
+from kvpool.state import State, by_pool, state_held
 from kvpool.status import Status
 
 
@@ -48,21 +49,22 @@ def _fits(state, num_tokens, keep):
     too_long = num_tokens > plan.max_seq_len - state.seq_lens
     target = state.seq_lens + jnp.where((num_tokens > 0) & ~too_long, num_tokens, 0)
     held = state_held(state)
-    lengths = lengths_after(state, target, tail_only=False)
-    in_one_step = missing_columns(held, held_columns(plan, state.seq_lens, *lengths)).count
+    groups = plan.spec.groups
+    lengths = lengths_after(groups, state.lengths, target, tail_only=False)
+    in_one_step = missing_columns(held, held_columns(groups, lengths)).count
     needs, most = [], []
-    for index, group in enumerate(plan.spec.groups):
+    for index, group in enumerate(groups):
         one_step = in_one_step[index]
         if not group.region.span:
             needs.append(one_step)
             most.append(held.count[index] + one_step)
             continue
         bound = plan.blocks_per_row(group)
-        columns = ceil_div(target, group.block_size) - held.start[index]
+        columns = group.ceil_columns(target) - held.start[index]
         in_steps = jnp.maximum(jnp.minimum(columns, bound) - held.count[index], 0)
         needs.append(jnp.where(num_tokens > plan.max_step_tokens, in_steps, one_step))
         # With steps of one token a row never holds more than this.
-        fewest = group.region.blocks_per_row(group.block_size, 1, plan.max_seq_len)
+        fewest = group.blocks_per_row(1, plan.max_seq_len)
         most.append(jnp.minimum(columns, fewest))
     free = state.pool.num_free - keep
     later = jnp.any(by_pool(plan, jnp.stack(needs)) > free[:, None], axis=0)

@@ -1,12 +1,12 @@
 """Check: recomputes on the host what a state must look like, and names what does not."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from kvpool import tables
+from kvpool.held import Held, Lengths, held_columns
 from kvpool.indices import NULL_BLOCK
-from kvpool.state import Held, State, held_columns
+from kvpool.state import State
 from kvpool.status import Fault, InvariantError
 
 
@@ -20,10 +20,10 @@ def check(state: State) -> None:
     Raises:
       InvariantError: naming the group and the block or row, or the faults that are set.
     """
-    # Settled tokens count as room here, so that a length beyond it shows as columns that lack.
-    lengths = (jnp.maximum(x, state.seq_lens) for x in (state.room, state.solid, state.tail))
-    held = jax.tree.map(np.asarray, held_columns(state.plan, state.seq_lens, *lengths))
     state = jax.tree.map(np.asarray, state)
+    # Settled tokens count as room here, so that a length beyond it shows as columns that lack.
+    lengths = Lengths(*(np.maximum(length, state.seq_lens) for length in state.lengths))
+    held = held_columns(state.plan.spec.groups, lengths)
     if state.faults:
         raise InvariantError(f"faults are set: {Fault(int(state.faults))!r}")
     for index in range(len(state.plan.spec.groups)):

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvpool import indices
+from kvpool.group import Group
 from kvpool.indices import NULL_BLOCK
-from kvpool.spec import CacheSpec, Group
+from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
 
 

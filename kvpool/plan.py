@@ -3,12 +3,23 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import NamedTuple
 
-import numpy as np
-
+from kvpool import schema
+from kvpool.group import Group
+from kvpool.needs import bytes_of, largest, prefill_blocks
 from kvpool.regions import positive, token_count
-from kvpool.spec import CacheSpec, Group
+from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
+from kvpool.text import table
+
+
+class Peak(NamedTuple):
+    """The moment of a prefill at which a row holds the most bytes."""
+
+    total_bytes: int
+    blocks: dict[str, int]  # {group name: blocks held then}
+    settled: int  # tokens settled before the step in question
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -16,7 +27,8 @@ class Plan:
     """Block counts and row limits for a spec.  Build with `plan`.
 
     `blocks` are counts per group, in the order of `spec.groups`. `pool_of` names the pool of each
-    group: groups with the same number draw from the same blocks.
+    group: groups with the same number draw from the same blocks. `kept` are the blocks of each pool
+    that admission is to leave free for the rows that run; none where it is empty.
     """
 
     spec: CacheSpec
@@ -26,6 +38,7 @@ class Plan:
     max_step_tokens: int
     snapshots: int
     pool_of: tuple[int, ...]
+    kept: tuple[int, ...] = ()
 
     @property
     def num_blocks(self) -> dict[str, int]:
@@ -38,19 +51,25 @@ class Plan:
         return tuple(dict(zip(self.pool_of, self.blocks, strict=True)).values())
 
     @property
+    def keep_free(self) -> dict[str, int]:
+        """{group name: blocks of its pool kept free for the rows that run}, as `fits` takes it."""
+        pairs = zip(self.spec.groups, self.pool_of, strict=True)
+        return {group.name: self.kept[pool] if self.kept else 0 for group, pool in pairs}
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of the block arrays."""
-        return self._bytes_of(self.blocks)
+        return bytes_of(self.spec.groups, self.blocks)
 
     @property
     def token_capacity(self) -> int:
         """Most tokens, over all rows, for which every group of tokens has its blocks."""
 
         def fits(tokens):
-            groups = zip(self.spec.groups, self._needs(tokens), self.blocks, strict=True)
-            return all(group.is_state or need <= have for group, need, have in groups)
+            groups = zip(self.spec.groups, self.blocks, strict=True)
+            return all(g.is_state or self.blocks_for(g, tokens) <= have for g, have in groups)
 
-        return _largest(self.max_tokens, fits)
+        return largest(self.max_tokens, fits)
 
     @property
     def max_tokens(self) -> int:
@@ -59,7 +78,7 @@ class Plan:
 
     def blocks_per_row(self, group: Group) -> int:
         """Most blocks of the group that one row can hold at a time."""
-        return group.region.blocks_per_row(group.block_size, self.max_step_tokens, self.max_seq_len)
+        return group.blocks_per_row(self.max_step_tokens, self.max_seq_len)
 
     @functools.cached_property
     def row_fits(self) -> bool:
@@ -73,25 +92,80 @@ class Plan:
         """Columns of the group's block table."""
         return group.columns(self.max_seq_len)
 
-    def _needs(self, tokens: int) -> tuple[int, ...]:
-        """Blocks of each group for `tokens` tokens, however they are dealt to the rows."""
-        needs = []
-        for group in self.spec.groups:
-            if group.is_state:
-                needs.append(self.max_seqs + self.snapshots)
-                continue
-            need = -(-tokens // group.block_size)
-            if group.region.span:
-                need = min(need, self.max_seqs * self.blocks_per_row(group))
-            needs.append(need)
-        return tuple(needs)
+    def blocks_for(self, group: Group, tokens: int) -> int:
+        """Blocks of the group for `tokens` tokens, however they are dealt to the rows."""
+        if group.is_state:
+            return self.max_seqs + self.snapshots
+        need = group.columns(tokens)
+        return min(need, self.max_seqs * self.blocks_per_row(group)) if group.region.span else need
 
     def cost(self, tokens: int) -> int:
         """Bytes of the blocks that `tokens` tokens need."""
-        return self._bytes_of(self._needs(tokens))
+        groups = self.spec.groups
+        return bytes_of(groups, [self.blocks_for(group, tokens) for group in groups])
 
-    def _bytes_of(self, blocks: tuple[int, ...]) -> int:
-        return sum(n * g.bytes_per_block for n, g in zip(blocks, self.spec.groups, strict=True))
+    def peak(
+        self, num_tokens: int, step_tokens: int | None = None, tail_only: bool = False
+    ) -> Peak:
+        """What a row holds at the worst moment of the prefill of a request.
+
+        Args:
+          num_tokens: of the prompt.
+          step_tokens: reserved, and then settled, at a time; by default max_step_tokens.
+          tail_only: as given to `reserve`.
+
+        Raises:
+          SpecError: for a number of tokens that is not at least 1.
+        """
+        step = self.max_step_tokens if step_tokens is None else step_tokens
+        step, groups = token_count("step_tokens", step), self.spec.groups
+        steps = prefill_blocks(groups, token_count("num_tokens", num_tokens), step, tail_only).T
+        total = [bytes_of(groups, blocks) for blocks in steps]
+        worst = total.index(max(total))
+        names = [group.name for group in groups]
+        blocks = dict(zip(names, steps[worst].tolist(), strict=True))
+        return Peak(total[worst], blocks, worst * step)
+
+    def to_dict(self) -> dict:
+        """The plan as JSON values, its spec included, with its `schema_version`."""
+        return {
+            "schema_version": schema.VERSION,
+            "spec": self.spec.to_dict(),
+            "num_blocks": self.num_blocks,
+            **{name: getattr(self, name) for name in _LIMITS},
+            "pool_of": list(self.pool_of),
+            "kept": list(self.kept),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping) -> "Plan":
+        """The plan that `to_dict` wrote; fields that an older version lacks take their defaults.
+
+        Raises:
+          SpecError: for a newer version or an unknown key, by name; for counts that are no counts.
+        """
+        schema.check_version("plan", data)
+        known = {"schema_version", "spec", "num_blocks", *_LIMITS, "pool_of", "kept"}
+        schema.refuse_unknown("plan", data, known)
+        spec = CacheSpec.from_dict(data.get("spec", {}))
+        names = [group.name for group in spec.groups]
+        num_blocks = schema.exactly("num_blocks", data.get("num_blocks"), names)
+        blocks = tuple(positive(f"num_blocks[{name!r}]", num_blocks[name]) for name in names)
+        given = {"max_step_tokens": data.get("max_seq_len"), "snapshots": 0, **data}
+        limits = {name: token_count(name, given.get(name)) for name in _LIMITS[:-1]}
+        limits["snapshots"] = schema.count("snapshots", given["snapshots"])
+        pool_of = schema.counts("pool_of", data.get("pool_of", tuple(range(len(names)))))
+        if len(pool_of) != len(names) or set(pool_of) != set(range(max(pool_of, default=0) + 1)):
+            raise SpecError(f"pool_of: wanted a pool for each of {', '.join(names)}, got {pool_of}")
+        kept = schema.counts("kept", data.get("kept", ()))
+        if kept and len(kept) != len(set(pool_of)):
+            raise SpecError(
+                f"kept: wanted a count for each of {len(set(pool_of))} pools, got {kept}"
+            )
+        return cls(spec, blocks, pool_of=pool_of, kept=kept, **limits)
+
+    def __reduce__(self):
+        return Plan.from_dict, (self.to_dict(),)
 
     @functools.cached_property
     def _key(self) -> tuple:
@@ -108,118 +182,24 @@ class Plan:
         return self._hash
 
     def __str__(self) -> str:
-        rows = [("group", "layers", "tokens/block", "bytes/block", "blocks", "MiB")]
+        rows = [("group", "layers", "tokens/block", "bytes/block", "blocks", "MiB", "share")]
         for group, blocks in zip(self.spec.groups, self.blocks, strict=True):
-            tokens = "-" if group.is_state else f"{group.block_size:,}"
-            size = f"{group.bytes_per_block:,}"
-            used = f"{blocks * group.bytes_per_block / 2**20:,.1f}"
-            rows.append((group.name, str(len(group.layers)), tokens, size, f"{blocks:,}", used))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            used = blocks * group.bytes_per_block
+            rows.append(
+                (
+                    group.name,
+                    str(len(group.layers)),
+                    "-" if group.is_state else f"{group.block_size:,}",
+                    f"{group.bytes_per_block:,}",
+                    f"{blocks:,}",
+                    f"{used / 2**20:,.1f}",
+                    f"{used / self.total_bytes:.1%}",
+                )
             )
-            for row in rows
-        ]
-        lines.append(
-            f"{self.total_bytes / 2**20:,.1f} MiB; {self.token_capacity:,} tokens in up to "
-            f"{self.max_seqs:,} rows of up to {self.max_seq_len:,}"
+        return (
+            f"{table(rows)}\n{self.total_bytes / 2**20:,.1f} MiB; {self.token_capacity:,} tokens "
+            f"in up to {self.max_seqs:,} rows of up to {self.max_seq_len:,}"
         )
-        return "\n".join(lines)
 
 
-def plan(
-    spec: CacheSpec,
-    budget_bytes: int | None = None,
-    *,
-    max_seqs: int,
-    max_seq_len: int,
-    max_step_tokens: int | None = None,
-    snapshots: int = 0,
-    num_blocks: Mapping[str, int] | None = None,
-) -> Plan:
-    """Decides how many blocks each group gets.
-
-    Args:
-      spec: the cache.
-      budget_bytes: bytes for the block arrays; the plan holds the most tokens, at most
-        max_seqs * max_seq_len, whose blocks fit.
-      max_seqs: rows, S.
-      max_seq_len: tokens a row may hold.
-      max_step_tokens: tokens a row may reserve at once; default max_seq_len.
-      snapshots: blocks of each state group beyond one a row.
-      num_blocks: {group name: blocks}, explicit counts; they go before the budget.
-
-    Raises:
-      SpecError: with the numbers, where the plan cannot be met.
-    """
-    step = max_seq_len if max_step_tokens is None else max_step_tokens
-    empty = _without_blocks(spec, max_seqs, max_seq_len, step, snapshots)
-    if num_blocks is not None:
-        blocks = _explicit(empty, num_blocks)
-    elif budget_bytes is not None:
-        blocks = _from_budget(empty, budget_bytes)
-    else:
-        raise SpecError("plan: wanted budget_bytes or num_blocks, got neither")
-    if sum(blocks) >= 2**31:
-        raise SpecError(f"wanted less than 2^31 blocks in all, got {sum(blocks):,}")
-    return dataclasses.replace(empty, blocks=blocks)
-
-
-def _without_blocks(spec: CacheSpec, max_seqs, max_seq_len, step, snapshots) -> Plan:
-    max_seqs = positive("max_seqs", max_seqs)
-    max_seq_len = token_count("max_seq_len", max_seq_len)
-    step = token_count("max_step_tokens", step)
-    if isinstance(snapshots, bool) or not isinstance(snapshots, (int, np.integer)) or snapshots < 0:
-        raise SpecError(f"snapshots: wanted an integer of at least 0, got {snapshots!r}")
-    entries = max_seqs * sum(group.columns(max_seq_len) for group in spec.groups)
-    if entries >= 2**31:
-        raise SpecError(
-            f"wanted less than 2^31 table entries, got {entries:,} of {max_seqs:,} rows of up to "
-            f"{max_seq_len:,} tokens"
-        )
-    pools = tuple(range(len(spec.groups)))
-    return Plan(spec, (0,) * len(pools), max_seqs, max_seq_len, step, int(snapshots), pools)
-
-
-def _explicit(empty: Plan, num_blocks: Mapping[str, int]) -> tuple[int, ...]:
-    groups = empty.spec.groups
-    names = [group.name for group in groups]
-    for name in num_blocks:
-        empty.spec.group_index(name)
-    missing = [name for name in names if name not in num_blocks]
-    if missing:
-        raise SpecError(
-            f"num_blocks: no count for {', '.join(missing)}; the groups are {', '.join(names)}"
-        )
-    blocks = tuple(positive(f"num_blocks[{name!r}]", num_blocks[name]) for name in names)
-    for group, have in zip(groups, blocks, strict=True):
-        need = empty.blocks_per_row(group)
-        if group.region.span and have < need:
-            raise SpecError(
-                f"num_blocks[{group.name!r}]: got {have}, but one row can hold {need} blocks "
-                f"({group.region.kind} {group.region.span}, steps of {empty.max_step_tokens}, "
-                f"{group.block_size} tokens a block); give {need} or smaller steps"
-            )
-    return blocks
-
-
-def _from_budget(empty: Plan, budget_bytes: int) -> tuple[int, ...]:
-    budget = positive("budget_bytes", budget_bytes)
-    tokens = _largest(empty.max_tokens, lambda tokens: empty.cost(tokens) <= budget)
-    if tokens < 1:
-        raise SpecError(
-            f"budget_bytes: got {budget:,}, but one token needs at least {empty.cost(1):,} "
-            f"(a block of every group, {empty.max_seqs + empty.snapshots} of each state group)"
-        )
-    return empty._needs(tokens)
-
-
-def _largest(limit: int, fits) -> int:
-    """The largest n in 0..limit for which fits(n), which is true up to some n; 0 if it never is."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+_LIMITS = ("max_seqs", "max_seq_len", "max_step_tokens", "snapshots")

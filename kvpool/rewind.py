@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from kvpool import arguments, indices, tables
 from kvpool.cache import give_back
 from kvpool.grants import first_fault, serve
+from kvpool.held import Lengths, half_full, held_columns
 from kvpool.indices import NULL_BLOCK
-from kvpool.regions import quotient
-from kvpool.state import State, allocate_one_each, ceil_div, put_lengths, state_held
+from kvpool.state import State, allocate_one_each, put_lengths, state_held
 from kvpool.status import Status
 
 
@@ -83,11 +83,7 @@ def _cut_blocks(state: State, length: jax.Array):
       holders, or is held no more: a cut at the start of a chunk needs none of the past.
     """
     spec, rows = state.plan.spec, jnp.arange(length.shape[0], dtype=jnp.int32)
-    columns, inside = [], []
-    for group in spec.groups:
-        columns.append(quotient(length, group.block_size) * (not group.is_state))
-        inside.append((columns[-1] * group.block_size != length) & (not group.is_state))
-    column, cut = jnp.stack(columns), jnp.stack(inside)
+    column, cut = half_full(spec.groups, length)
     groups = jnp.arange(len(spec.groups), dtype=jnp.int32)[:, None]
     ids = tables.take(state.table, groups, rows[None], column, cut)
     pools = jnp.asarray(state.plan.pool_of, jnp.int32)[:, None]
@@ -98,10 +94,5 @@ def _cut_blocks(state: State, length: jax.Array):
 def _given_back(state: State, length: jax.Array, replaced: jax.Array):
     """Columns [start, stop) i32[G, S] that a row of `length` gives up, the `replaced` ones too."""
     held = state_held(state)
-    kept = jnp.stack(
-        [
-            (length > 0).astype(jnp.int32) if group.is_state else ceil_div(length, group.block_size)
-            for group in state.plan.spec.groups
-        ]
-    )
+    kept = held_columns(state.plan.spec.groups, Lengths.exactly(length)).stop
     return jnp.maximum(held.start, kept - replaced), held.stop

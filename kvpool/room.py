@@ -1,34 +1,12 @@
-"""Room: which lengths a reserve leaves a row with, and which columns it lacks for them."""
+"""Room: which columns a row lacks for what it is to hold."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
+from kvpool.held import Held
 from kvpool.moves import Moves
-from kvpool.state import Held, State, ceil_div
-
-
-def lengths_after(state: State, target: jax.Array, tail_only: bool):
-    """(room, solid, tail) i32[S] of rows that get room up to `target` i32[S] >= seq_lens."""
-    room, solid, tail = state.room, state.solid, state.tail
-    if not tail_only:
-        grows = target > solid  # closes a gap, if there is one
-        end = jnp.maximum(target, room)
-        return tuple(jnp.where(grows, end, old) for old in (room, solid, tail))
-    # Room inside the gap that a query could not read: the gap closes.
-    closes = (solid < target) & (target < tail)
-    solid, tail = (jnp.where(closes, room, length) for length in (solid, tail))
-    grows = target > room
-    had_gap = solid < tail
-    new_gap = jnp.zeros(target.shape, bool)
-    for group in state.plan.spec.groups:
-        if group.region.span:
-            new_gap |= group.dead_columns(target) > ceil_div(room, group.block_size)
-    new_room = jnp.where(grows, target, room)
-    keeps = ~grows | had_gap
-    new_solid = jnp.where(keeps, solid, jnp.where(new_gap, room, target))
-    return new_room, new_solid, jnp.where(keeps, tail, target)
 
 
 @jax.tree_util.register_dataclass

@@ -1,28 +1,65 @@
-"""The stored form of a spec: JSON values, with a version.
+"""The stored form of specs and plans: JSON values, with a version.
 
 Raise `VERSION` when the form changes, keep reading the older ones, and keep a fixture of each.
+Version 2 added `block_sizes` and `drafts` to specs, and the stored form of plans.
 """
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from kvpool.regions import Region, SharedWith
 from kvpool.status import SpecError
 
-VERSION = 2  # 2: scales and compute_dtype of a region
+VERSION = 2  # since 1: scales, block sizes, drafts, plans
 
 
-def check_version(data: Mapping) -> None:
-    """SpecError unless this version of kvpool reads the dictionary's `schema_version`."""
+def check_version(where: str, data) -> None:
+    """SpecError unless this is an object with a `schema_version` that is read here."""
+    if not isinstance(data, Mapping):
+        raise SpecError(f"{where}: wanted an object, got {data!r}")
     version = data.get("schema_version")
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= VERSION:
-        raise SpecError(f"schema_version: got {version!r}, the newest known here is {VERSION}")
+        raise SpecError(
+            f"{where}: schema_version: got {version!r}, the newest known here is {VERSION}"
+        )
 
 
 def refuse_unknown(where: str, data: Mapping, known) -> None:
     """SpecError naming the keys of `data` that are not `known`."""
-    unknown = sorted(set(data) - set(known))
+    unknown = sorted(str(key) for key in set(data) - set(known))
     if unknown:
         raise SpecError(f"{where}: unknown key {', '.join(unknown)}; known are {sorted(known)}")
+
+
+def sequence(where: str, value) -> list | tuple:
+    """`value` when it is a list; SpecError otherwise."""
+    if not isinstance(value, (list, tuple)):
+        raise SpecError(f"{where}: wanted a list, got {value!r}")
+    return value
+
+
+def count(name: str, value) -> int:
+    """`value` as an int of at least 0, or SpecError naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise SpecError(f"{name}: wanted an integer of at least 0, got {value!r}")
+    return int(value)
+
+
+def counts(name: str, values) -> tuple[int, ...]:
+    """A list of `count`s as a tuple."""
+    return tuple(count(name, value) for value in sequence(name, values))
+
+
+def exactly(where: str, data, keys) -> Mapping:
+    """`data` when it is an object of exactly these keys; SpecError naming what is not so."""
+    if not isinstance(data, Mapping):
+        raise SpecError(f"{where}: wanted an object of {', '.join(keys)}, got {data!r}")
+    refuse_unknown(where, data, keys)
+    missing = [key for key in keys if key not in data]
+    if missing:
+        raise SpecError(f"{where}: no {', '.join(missing)} in {dict(data)!r}")
+    return data
 
 
 def layer_to_json(layer):
@@ -47,8 +84,11 @@ def layer_to_json(layer):
 
 
 def layer_from_json(number: int, data):
-    """The layer that `layer_to_json` wrote; SpecError naming what is not understood."""
-    if data is None:
+    """The layer that `layer_to_json` wrote; SpecError naming what is not understood.
+
+    A layer without a cache is null, or "none" where the format has no null (TOML).
+    """
+    if data is None or data == "none":
         return None
     if not isinstance(data, Mapping):
         raise SpecError(f"layer {number}: wanted an object or null, got {data!r}")
@@ -62,7 +102,7 @@ def layer_from_json(number: int, data):
     defaults = {"tokens_per_entry": 1, "scales": None, "compute_dtype": None}
     refuse_unknown(where, data, {"retention", "buffers", *defaults})
     buffers: dict[str, tuple] = {}
-    for item in _items(f"{where}, buffers", data.get("buffers", ()), {"name", "shape", "dtype"}):
+    for item in objects(f"{where}, buffers", data.get("buffers", ()), {"name", "shape", "dtype"}):
         if item["name"] in buffers:
             raise SpecError(f"{where}: two buffers of the name {item['name']!r}")
         buffers[item["name"]] = (item["shape"], item["dtype"])
@@ -72,19 +112,17 @@ def layer_from_json(number: int, data):
 
 def _tags_from_json(number: int, tags) -> dict:
     regions: dict = {}
-    for item in _items(f"layer {number}, tags", tags, {"tag", "region"}):
+    for item in objects(f"layer {number}, tags", tags, {"tag", "region"}):
         if item["tag"] in regions:
             raise SpecError(f"layer {number}: two regions of the tag {item['tag']!r}")
         regions[item["tag"]] = layer_from_json(number, item["region"])
     return regions
 
 
-def _items(where: str, items, keys: set[str]):
+def objects(where: str, items, keys):
     """The objects of a list, each with exactly these keys; SpecError naming what is not so."""
     if not isinstance(items, (list, tuple)) or not all(isinstance(x, Mapping) for x in items):
         raise SpecError(f"{where}: wanted a list of objects, got {items!r}")
     for item in items:
-        refuse_unknown(where, item, keys)
-        if keys - set(item):
-            raise SpecError(f"{where}: no {', '.join(sorted(keys - set(item)))} in {dict(item)!r}")
+        exactly(where, item, sorted(keys))
     return items

@@ -13,18 +13,11 @@ import numpy as np
 
 from kvpool import arguments, block_pool, indices, tables
 from kvpool.grants import first_fault, outgrows, serve
+from kvpool.held import Held, Lengths, half_full, held_columns
 from kvpool.indices import NULL_BLOCK
 from kvpool.moves import for_each_block
 from kvpool.plan import Plan
-from kvpool.regions import quotient
-from kvpool.state import (
-    Held,
-    State,
-    allocate_one_each,
-    held_columns,
-    pool_of,
-    put_lengths,
-)
+from kvpool.state import State, allocate_one_each, pool_of, put_lengths
 from kvpool.status import Result, Status
 from kvpool.tables import BlockTable
 
@@ -110,14 +103,14 @@ def _admit_at(state, rows, length, source):
     plan = state.plan
     in_range = (length >= 0) & (length <= plan.max_seq_len)
     safe = jnp.where(in_range, length, 0)
-    held = held_columns(plan, safe, safe, safe, safe)
+    held = held_columns(plan.spec.groups, Lengths.exactly(safe))
     own = _own_columns(plan, safe)
     asked = (rows != -1) & (length >= 0)
     status = first_fault(
         asked,
         *_row_faults(state, rows, asked),
         (~in_range, Status.TOO_LONG),
-        (~_reachable(state, safe, source), Status.UNREACHABLE),
+        (~_reachable(state, safe, held, source), Status.UNREACHABLE),
         (outgrows(plan, held.count), Status.NEVER),
     )
     result = serve(state, own.wanted.astype(jnp.int32), status)
@@ -125,22 +118,18 @@ def _admit_at(state, rows, length, source):
     return _join(state, result, rows, safe, source_rows, held, own, source)
 
 
-def _reachable(state: State, length: jax.Array, source: BlockTable) -> jax.Array:
-    """bool[R]: every column that a query at `length` reads is held by someone."""
+def _reachable(state: State, length: jax.Array, wanted: Held, source: BlockTable) -> jax.Array:
+    """bool[R]: every column that a query at `length` reads, of those `wanted`, has a holder."""
     reachable = jnp.ones(length.shape, bool)
     for index, group in enumerate(state.plan.spec.groups):
         ids = tables.of_group(source, index)
         pool = jnp.full(ids.shape, state.plan.pool_of[index], jnp.int32)
         held = indices.take(state.pool.holders, state.pool.place(pool, ids), 0) > 0
-        if group.is_state:
-            reachable &= (length == 0) | (held[:, 0] if ids.shape[1] else False)
-            continue
-        first = group.region.first_read(length)
-        start, stop = group.dead_columns(length), quotient(length - 1, group.block_size) + 1
+        start, stop = wanted.start[index], wanted.stop[index]
         column = jnp.arange(ids.shape[1], dtype=jnp.int32)
         read = (column >= start[:, None]) & (column < stop[:, None])
         found = jnp.all(held | ~read, axis=1) & (stop <= ids.shape[1])
-        reachable &= found | (first >= length)
+        reachable &= found | (group.region.first_read(length) >= length)
     return reachable
 
 
@@ -154,15 +143,9 @@ class Own:
 
 
 def _own_columns(plan: Plan, length: jax.Array) -> Own:
-    wanted, column = [], []
-    for group in plan.spec.groups:
-        if group.is_state:
-            wanted.append(length > 0)
-            column.append(jnp.zeros_like(length))
-        else:
-            column.append(quotient(length, group.block_size))
-            wanted.append(column[-1] * group.block_size != length)
-    return Own(jnp.stack(wanted), jnp.stack(column))
+    column, cut = half_full(plan.spec.groups, length)
+    is_state = np.array([group.is_state for group in plan.spec.groups])[:, None]
+    return Own(cut | (is_state & (length > 0)), column)
 
 
 def _join(state, result: Result, rows, length, source_rows, held: Held, own: Own, source=None):
@@ -226,7 +209,7 @@ def fork(state: State, src, dst):
 def _fork(state, src, dst):
     num_rows = state.seq_lens.shape[0]
     length = indices.take(state.seq_lens, src, 0)
-    held = held_columns(state.plan, length, length, length, length)
+    held = held_columns(state.plan.spec.groups, Lengths.exactly(length))
     own = _own_columns(state.plan, length)
     asked = (src != -1) & (dst != -1)
     status = first_fault(

@@ -5,67 +5,34 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from kvpool import regions, schema
-from kvpool.regions import Region, SharedWith, token_count
+from kvpool.group import Group
+from kvpool.owners import layer_of, owners_of
+from kvpool.regions import Region, positive, token_count
 from kvpool.status import SpecError
 
 POOLINGS = ("independent",)
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """The layers that share a region and therefore one block table.
+class Draft(NamedTuple):
+    """A draft module: the number of its layers, and whether they ride in the main model's blocks.
 
-    A block holds `block_size` tokens of every layer of the group as one contiguous run of bytes:
-    layers in order, each layer's buffers in order, each buffer [entries_per_block, *entry shape],
-    or [*entry shape] where it is per block, and padded to a multiple of 16 bytes.
+    Packed layers join the main model's group of their region; others have groups of their own.
     """
 
-    name: str
-    region: Region
-    layers: tuple[int, ...]
-    block_size: int  # tokens
-
-    @property
-    def entries_per_block(self) -> int:
-        """Entries of each buffer in a block; the one state of a state group."""
-        return 1 if self.is_state else self.block_size // self.region.tokens_per_entry
-
-    @property
-    def is_state(self) -> bool:
-        """Whether a row has one block, the recurrent state, instead of blocks of tokens."""
-        return self.region.kind == regions.STATE
-
-    @functools.cached_property
-    def buffer_offsets(self) -> tuple[int, ...]:
-        """Bytes from a layer's start to each of its buffers, and at the end the layer's bytes."""
-        offsets = [0]
-        for buffer in self.region.buffers:
-            size = buffer.bytes_in_block(self.entries_per_block)
-            offsets.append(offsets[-1] + -(-size // regions.ALIGNMENT) * regions.ALIGNMENT)
-        return tuple(offsets)
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of a block with all its layers."""
-        return len(self.layers) * self.buffer_offsets[-1]
-
-    def dead_columns(self, n):
-        """Table columns that a row of n settled tokens has given back, or never needed."""
-        return regions.quotient(self.region.first_read(n), self.block_size)
-
-    def columns(self, seq_len: int) -> int:
-        """Columns of the block table for rows of up to seq_len tokens."""
-        return 1 if self.is_state else -(-seq_len // self.block_size)
+    layers: int
+    packed: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CacheSpec:
     """What every layer of a model keeps of the past.  Build with `from_layers`.
 
+    `layers` are the main model's and after them those of the `drafts`, which `with_draft` appends.
     Two specs are equal when their dictionaries are; hash and comparison use a digest made once,
     since jax compares static fields at every dispatch.
     """
@@ -73,9 +40,19 @@ class CacheSpec:
     layers: tuple
     block_size: int
     pooling: str
+    block_sizes: tuple[tuple[str, int], ...] = ()  # of the groups that differ from `block_size`
+    drafts: tuple[Draft, ...] = ()
 
     @classmethod
-    def from_layers(cls, layers: Sequence, block_size: int = 16, pooling: str = "independent"):
+    def from_layers(
+        cls,
+        layers: Sequence,
+        block_size: int = 16,
+        pooling: str = "independent",
+        *,
+        block_sizes: Mapping[str, int] | None = None,
+        drafts: Sequence["Draft"] = (),
+    ) -> "CacheSpec":
         """Builds a spec.
 
         Args:
@@ -84,6 +61,9 @@ class CacheSpec:
           block_size: tokens of a block; a group rounds it up to a multiple of its region's
             tokens per entry.
           pooling: "independent": every group has a pool of its own.
+          block_sizes: {group name: tokens} of groups whose blocks are to have another size, e.g. a
+            ring of 8 tokens, of which a block of 16 wastes half.
+          drafts: which of the last layers are draft modules; `with_draft` writes it.
 
         Raises:
           SpecError: naming the layer, what was given and what is wanted.
@@ -92,52 +72,68 @@ class CacheSpec:
             raise SpecError(f"layers: wanted a sequence of layers, got {type(layers).__name__}")
         if pooling not in POOLINGS:
             raise SpecError(f"pooling: wanted one of {', '.join(POOLINGS)}, got {pooling!r}")
-        layers = tuple(_layer(number, layer) for number, layer in enumerate(layers))
-        spec = cls(layers, token_count("block_size", block_size), pooling)
+        layers = tuple(layer_of(number, layer) for number, layer in enumerate(layers))
+        size, drafts = token_count("block_size", block_size), _drafts(drafts, len(layers))
+        spec = cls(layers, size, pooling, (), drafts)
         if not spec.groups:
             raise SpecError(f"layers: wanted a layer with a cache, got none in {len(layers)}")
-        return spec
+        if not block_sizes:
+            return spec
+        return cls(layers, size, pooling, _block_sizes(spec, block_sizes), drafts)
+
+    @classmethod
+    def from_hf_config(cls, config, *, block_size=None, dtype=None, pooling="independent"):
+        """The spec of a model as its own configuration describes it.
+
+        Args:
+          config: a dict, the path of a `config.json` or its folder, or a transformers config.
+          block_size: as in `from_layers`; default 16, 256 for DeepSeek-V4. A group with a window
+            has blocks of at most half the window.
+          dtype: of the attention caches; default the model's 16-bit one. Recurrent states keep
+            theirs.
+          pooling: as in `from_layers`.
+
+        Raises:
+          SpecError: naming the fields that lack or contradict; for an unknown model the models
+            that are known.
+        """
+        from kvpool import hf  # above this module: it builds specs
+
+        return hf.from_hf_config(config, block_size=block_size, dtype=dtype, pooling=pooling)
 
     @functools.cached_property
     def _regions(self) -> tuple[dict[str | None, tuple[int, str | None]], ...]:
         """For each layer {tag: (layer, tag) that owns the region}."""
-        owners: list[dict] = []
-        for number, layer in enumerate(self.layers):
-            if isinstance(layer, SharedWith):
-                owners.append(_shared_layer(owners, number, layer))
-                continue
-            pairs = layer.items() if isinstance(layer, dict) else [(None, layer)]
-            owners.append(
-                {
-                    tag: _shared_tag(owners, number, tag, region)
-                    if isinstance(region, SharedWith)
-                    else (number, tag)
-                    for tag, region in pairs
-                    if region is not None
-                }
-            )
-        return tuple(owners)
+        return owners_of(self.layers)
 
     @functools.cached_property
     def _table(self) -> tuple[tuple[Group, ...], dict[tuple, tuple[str, int]]]:
         """The groups, and {(layer, tag): (group name, index in group)} of all pairs that exist."""
-        members: dict[Region, list] = {}
+        members: dict[tuple[int, Region], list] = {}
         for number, owned in enumerate(self._regions):
             for tag, owner in owned.items():
                 if owner == (number, tag):
                     layer = self.layers[number]
                     region = layer[tag] if isinstance(layer, dict) else layer
-                    members.setdefault(region, []).append(owner)
+                    members.setdefault((self._apart[number], region), []).append(owner)
         groups: list[Group] = []
         table: dict[tuple, tuple[str, int]] = {}
-        for region, owners in members.items():
+        for (_, region), owners in members.items():
             name = _group_name(region, [group.name for group in groups])
-            size = region.block_tokens(self.block_size)
+            size = region.block_tokens(dict(self.block_sizes).get(name, self.block_size))
             groups.append(Group(name, region, tuple(layer for layer, _ in owners), size))
             table.update({owner: (name, index) for index, owner in enumerate(owners)})
         for number, owned in enumerate(self._regions):
             table.update({(number, tag): table[owner] for tag, owner in owned.items()})
         return tuple(groups), table
+
+    @functools.cached_property
+    def _apart(self) -> tuple[int, ...]:
+        """For each layer 0, or the number from 1 of the draft that has groups of its own."""
+        apart = [0] * (len(self.layers) - sum(draft.layers for draft in self.drafts))
+        for module, draft in enumerate(self.drafts, 1):
+            apart += [0 if draft.packed else module] * draft.layers
+        return tuple(apart)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -193,7 +189,9 @@ class CacheSpec:
             "schema_version": schema.VERSION,
             "block_size": self.block_size,
             "pooling": self.pooling,
+            "block_sizes": dict(self.block_sizes),
             "layers": [schema.layer_to_json(layer) for layer in self.layers],
+            "drafts": [draft._asdict() for draft in self.drafts],
         }
 
     @classmethod
@@ -203,16 +201,26 @@ class CacheSpec:
         Raises:
           SpecError: for a newer version or an unknown key, by name.
         """
-        schema.check_version(data)
-        known = {"block_size": 16, "pooling": "independent", "layers": ()}
+        schema.check_version("spec", data)
+        known = {
+            "block_size": 16,
+            "pooling": "independent",
+            "block_sizes": {},
+            "layers": (),
+            "drafts": (),
+        }
         schema.refuse_unknown("spec", data, {"schema_version", *known})
         values = {key: data.get(key, default) for key, default in known.items()}
-        if not isinstance(values["layers"], (list, tuple)):
-            raise SpecError(f"layers: wanted a list, got {values['layers']!r}")
         values["layers"] = [
-            schema.layer_from_json(number, layer) for number, layer in enumerate(values["layers"])
+            schema.layer_from_json(number, layer)
+            for number, layer in enumerate(schema.sequence("layers", values["layers"]))
         ]
+        drafts = schema.objects("drafts", values["drafts"], Draft._fields)
+        values["drafts"] = [Draft(**draft) for draft in drafts]
         return cls.from_layers(**values)
+
+    def __reduce__(self):
+        return CacheSpec.from_dict, (self.to_dict(),)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -232,56 +240,30 @@ class CacheSpec:
         return int(self.digest[:15], 16)
 
 
-def _layer(number, layer):
-    if layer is None or isinstance(layer, (Region, SharedWith)):
-        return layer
-    wanted = "wanted Region, {tag: Region | SharedWith}, SharedWith or None"
-    if not isinstance(layer, Mapping):
-        raise SpecError(f"layer {number}: {wanted}, got {layer!r}")
-    for tag, region in layer.items():
-        if not isinstance(tag, str) or not tag:
-            raise SpecError(f"layer {number}: wanted non-empty strings as tags, got {tag!r}")
-        if not isinstance(region, (Region, SharedWith)):
-            raise SpecError(f"layer {number}, tag {tag!r}: {wanted}, got {region!r}")
-    return dict(layer)
+def _drafts(drafts, num_layers: int) -> tuple[Draft, ...]:
+    checked = tuple(
+        Draft(positive(f"drafts[{module}].layers", draft.layers), draft.packed)
+        for module, draft in enumerate(drafts)
+    )
+    for module, draft in enumerate(checked):
+        if not isinstance(draft.packed, bool):
+            raise SpecError(f"drafts[{module}].packed: wanted a bool, got {draft.packed!r}")
+    total = sum(draft.layers for draft in checked)
+    if total >= num_layers > 0:
+        raise SpecError(f"drafts: {total} layers of drafts, but only {num_layers} layers in all")
+    return checked
 
 
-def _earlier(owners, number, shared):
-    """{tag: owner} of the layer that layer `number` shares."""
-    source = shared.layer
-    is_number = isinstance(source, (int, np.integer)) and not isinstance(source, bool)
-    if not is_number or not 0 <= source < number:
-        raise SpecError(
-            f"layer {number}: SharedWith wants an earlier layer, 0 to {number - 1}, got {source!r}"
-            if number
-            else f"layer 0: there is no earlier layer to share, got {source!r}"
-        )
-    if not owners[source]:
-        raise SpecError(f"layer {number}: SharedWith layer {source}, which has no cache")
-    return owners[source]
-
-
-def _shared_layer(owners, number, shared):
-    tags = _earlier(owners, number, shared)
-    if shared.tag is None:
-        return dict(tags)
-    return {shared.tag: _pick(tags, number, shared, shared.tag)}
-
-
-def _shared_tag(owners, number, tag, shared):
-    tags = _earlier(owners, number, shared)
-    if shared.tag is None and len(tags) == 1:
-        return next(iter(tags.values()))
-    return _pick(tags, number, shared, tag if shared.tag is None else shared.tag)
-
-
-def _pick(tags, number, shared, tag):
-    if tag not in tags:
-        raise SpecError(
-            f"layer {number}: layer {shared.layer} has no tag {tag!r}; it has "
-            + ", ".join(map(repr, tags))
-        )
-    return tags[tag]
+def _block_sizes(spec: CacheSpec, sizes) -> tuple[tuple[str, int], ...]:
+    """The sizes that differ from the spec's, in the order of the groups."""
+    if not isinstance(sizes, Mapping):
+        raise SpecError(f"block_sizes: wanted {{group name: tokens}}, got {sizes!r}")
+    tokens = {name: token_count(f"block_sizes[{name!r}]", size) for name, size in sizes.items()}
+    for name in tokens:
+        if spec.group(name).is_state:
+            raise SpecError(f"block_sizes: {name!r} has one state a row, not blocks of tokens")
+    whole = {g.name: g.region.block_tokens(tokens.get(g.name, g.block_size)) for g in spec.groups}
+    return tuple((g.name, whole[g.name]) for g in spec.groups if whole[g.name] != g.block_size)
 
 
 def _group_name(region, taken):

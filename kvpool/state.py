@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kvpool import block_pool, indices, regions, tables
+from kvpool import block_pool, indices, tables
 from kvpool.block_pool import BlockPool
+from kvpool.held import Held, Lengths, held_columns
 from kvpool.plan import Plan
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
@@ -20,14 +21,7 @@ from kvpool.tables import BlockTable
 class State:
     """S rows over the plan's groups and pools.
 
-    A row's positions below `room` have blocks. A `tail_only` reserve leaves a gap in the window
-    and chunk groups: they lack the positions from `solid` up to the first that a query at `tail`
-    reads. Without a gap solid = tail = room. With a window W, in columns:
-
-        dead | held | gap, not held | held
-             |      |               |
-             |      solid           tail - W + 1    room
-             seq_lens - W + 1
+    The four lengths of a row are those of `Lengths`, of which its columns are a function.
     """
 
     seq_lens: jax.Array  # i32[S], settled tokens
@@ -39,6 +33,11 @@ class State:
     pool: BlockPool
     faults: jax.Array  # i32[], sticky bits of status.Fault
     plan: Plan = dataclasses.field(metadata={"static": True})
+
+    @property
+    def lengths(self) -> Lengths:
+        """The lengths that say which columns every row holds, each i32[S]."""
+        return Lengths(self.seq_lens, self.room, self.solid, self.tail)
 
 
 def init_state(spec: CacheSpec, plan: Plan, device=None) -> State:
@@ -102,51 +101,12 @@ def put_lengths(state: State, rows: jax.Array, length) -> State:
     return dataclasses.replace(state, **put)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """Columns that rows hold: [start, gap) and [resume, stop); gap = resume where there is none."""
-
-    start: jax.Array  # i32[G, R]
-    gap: jax.Array  # i32[G, R]
-    resume: jax.Array  # i32[G, R]
-    stop: jax.Array  # i32[G, R]
-
-    @property
-    def count(self) -> jax.Array:
-        """Columns held in all, i32[G, R]."""
-        return self.stop - self.start - (self.resume - self.gap)
-
-
-def held_columns(plan: Plan, seq_lens, room, solid, tail) -> Held:
-    """What rows of these lengths hold in every group; the closed form that all verbs keep to."""
-    columns = []
-    for group in plan.spec.groups:
-        if group.is_state:
-            taken = (room > 0).astype(jnp.int32)
-            columns.append((taken * 0, taken, taken, taken))
-            continue
-        size = group.block_size
-        stop = ceil_div(room, size)
-        gap = resume = stop
-        if group.region.span:
-            gap = ceil_div(solid, size)
-            resume = jnp.maximum(gap, group.dead_columns(tail))
-        columns.append((group.dead_columns(seq_lens), gap, resume, stop))
-    return Held(*(jnp.stack(part) for part in zip(*columns, strict=True)))
-
-
 def state_held(state: State, rows=None) -> Held:
-    """`held_columns` of the rows named, or of all; an absent row holds nothing."""
-    lengths = [state.seq_lens, state.room, state.solid, state.tail]
+    """The columns [G, R] that rows i32[R] hold, None: all; an absent row holds nothing."""
+    lengths = state.lengths
     if rows is not None:
-        lengths = [indices.take(length, rows, 0) for length in lengths]
-    return held_columns(state.plan, *lengths)
-
-
-def ceil_div(tokens, size: int):
-    """ceil(tokens / size) without overflow, for tokens >= 0."""
-    return regions.quotient(tokens + (size - 1), size) if size > 1 else tokens
+        lengths = Lengths(*(indices.take(length, rows, 0) for length in lengths))
+    return held_columns(state.plan.spec.groups, lengths)
 
 
 def pool_of(plan: Plan, group: jax.Array) -> jax.Array:

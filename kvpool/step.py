@@ -9,10 +9,10 @@ import numpy as np
 
 from kvpool import indices, tables
 from kvpool.arguments import int32
+from kvpool.group import Group
 from kvpool.indices import NULL_BLOCK
 from kvpool.plan import Plan
 from kvpool.regions import quotient
-from kvpool.spec import Group
 from kvpool.state import State
 from kvpool.status import SpecError
 from kvpool.tables import BlockTable

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from kvpool.buffers import Buffer
-from kvpool.spec import Group
+from kvpool.group import Group
 
 _WORDS: dict[int, np.dtype] = {
     1: np.dtype(np.uint8),

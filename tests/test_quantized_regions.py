@@ -12,7 +12,7 @@ import kvpool as kv
 from kvpool import schema
 
 FP8 = "float8_e4m3fn"
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+FIXTURES = pathlib.Path(__file__).parent / "stored"
 
 
 def only_group(region, layers=1, block_size=16):
@@ -118,7 +118,7 @@ def test_the_dictionary_round_trips():
 
 
 def test_a_dictionary_of_version_1_is_read_with_defaults():
-    data = json.loads((FIXTURES / "spec_version_1.json").read_text())
+    data = json.loads((FIXTURES / "spec_v1.json").read_text())
     assert data["schema_version"] == 1
     layers = [
         {"swa": kv.SlidingWindow(16, 1, 4), "mla": kv.LatentAttention(8, 4)},

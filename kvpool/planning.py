@@ -1,0 +1,119 @@
+"""Planning: a plan from a budget, from counts, or from both."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from kvpool import budget, schema
+from kvpool.needs import bytes_of
+from kvpool.plan import Plan
+from kvpool.regions import positive, token_count
+from kvpool.spec import CacheSpec
+from kvpool.status import SpecError
+
+
+def plan(
+    spec: CacheSpec,
+    budget_bytes: int | None = None,
+    *,
+    max_seqs: int,
+    max_seq_len: int,
+    max_step_tokens: int | None = None,
+    snapshots: int = 0,
+    snapshots_per_row: int = 0,
+    num_blocks: Mapping[str, int] | None = None,
+    charge_explicit: bool | None = None,
+    ratio: str | None = None,
+    request_tokens: int | None = None,
+    tail_only: bool = False,
+    growing: bool = True,
+    keep_free: float | Mapping[str, float] = 0,
+) -> Plan:
+    """Decides how many blocks each group gets.
+
+    By default the plan holds the most tokens, at most max_seqs * max_seq_len, whose blocks fit into
+    the budget, however the tokens are dealt to the rows. Windows and chunks get no more than all
+    rows can hold at once, states one block a row.
+
+    Args:
+      spec: the cache.
+      budget_bytes: bytes for the block arrays.
+      max_seqs: rows, S.
+      max_seq_len: tokens a row may hold.
+      max_step_tokens: tokens a row may reserve at once; default max_seq_len.
+      snapshots: blocks of each state group beyond one a row.
+      snapshots_per_row: the same for each of the max_seqs rows; the two add up.
+      num_blocks: {group name: blocks}, explicit counts; they go before the budget.
+      charge_explicit: True or False lets num_blocks name only some groups, and the others share the
+        budget: what is left of it (True), or all of it (False).
+      ratio: "4:1", a weight for each group without an explicit count: its share of the budget.
+      request_tokens: shapes the pools for requests of this length: the most of them, at most
+        max_seqs, prefilled one after another in steps of max_step_tokens, fit.
+      tail_only: those steps reserve with `tail_only`.
+      growing: those requests hold the most that they do anywhere on their way to that length, a
+        token at a time. False: they rest there, as before they are sent elsewhere.
+      keep_free: the share of the blocks that admission is to leave free for the rows that run, at
+        least 0 and below 1, or {group name: share}; `Plan.keep_free` holds it in blocks for `fits`.
+
+    Raises:
+      SpecError: with the numbers, where the plan cannot be met; a budget too small comes with the
+        smallest that works.
+    """
+    step = max_seq_len if max_step_tokens is None else max_step_tokens
+    empty = _without_blocks(spec, max_seqs, max_seq_len, step, snapshots, snapshots_per_row)
+    request = None
+    if request_tokens is not None:
+        request = (request_tokens, bool(tail_only), bool(growing))
+    counts = _blocks(empty, budget_bytes, num_blocks, charge_explicit, ratio, request)
+    blocks = tuple(counts[group.name] for group in spec.groups)
+    if sum(blocks) >= 2**31:
+        raise SpecError(f"wanted less than 2^31 blocks in all, got {sum(blocks):,}")
+    full = dataclasses.replace(empty, blocks=blocks)
+    names = tuple(group.name for group in spec.groups)
+    kept = budget.kept_free(full.pool_sizes, names, keep_free)
+    return dataclasses.replace(full, kept=kept if any(kept) else ())
+
+
+def _blocks(empty: Plan, size, num_blocks, charge, ratio, request):
+    """{group: blocks} of all groups: the explicit ones, and the others from the budget."""
+    explicit = {}
+    if num_blocks is not None:
+        explicit = budget.explicit(empty, num_blocks, all_groups=charge is None)
+    rest = tuple(group for group in empty.spec.groups if group.name not in explicit)
+    if ratio is not None and request is not None:
+        raise SpecError("plan: wanted ratio or request_tokens, got both")
+    if size is None and (rest or charge or ratio is not None or request is not None):
+        raise SpecError("plan: wanted budget_bytes or num_blocks, got neither for " + _names(rest))
+    size = size if size is None else positive("budget_bytes", size)
+    given = tuple(group for group in empty.spec.groups if group.name in explicit)
+    charged = bytes_of(given, [explicit[group.name] for group in given]) if charge else 0
+    if charged and charged > size:
+        raise SpecError(
+            f"budget_bytes: got {size:,}, but the explicit groups alone are {charged:,}"
+        )
+    if not rest:
+        return explicit
+    if ratio is not None:
+        return explicit | budget.by_ratio(empty, rest, size, charged, ratio)
+    if request is not None:
+        return explicit | budget.by_requests(empty, rest, size, charged, *request)
+    return explicit | budget.by_tokens(empty, rest, size, charged)
+
+
+def _names(groups) -> str:
+    return ", ".join(group.name for group in groups) or "any group"
+
+
+def _without_blocks(spec: CacheSpec, max_seqs, max_seq_len, step, snapshots, per_row) -> Plan:
+    max_seqs = positive("max_seqs", max_seqs)
+    max_seq_len = token_count("max_seq_len", max_seq_len)
+    step = token_count("max_step_tokens", step)
+    snapshots = schema.count("snapshots", snapshots)
+    snapshots += max_seqs * schema.count("snapshots_per_row", per_row)
+    entries = max_seqs * sum(group.columns(max_seq_len) for group in spec.groups)
+    if entries >= 2**31:
+        raise SpecError(
+            f"wanted less than 2^31 table entries, got {entries:,} of {max_seqs:,} rows of up to "
+            f"{max_seq_len:,} tokens"
+        )
+    pools = tuple(range(len(spec.groups)))
+    return Plan(spec, (0,) * len(pools), max_seqs, max_seq_len, step, snapshots, pools)

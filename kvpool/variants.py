@@ -1,0 +1,128 @@
+"""Variants: the same model on several devices, in another dtype or blocks, without regions."""
+
+import dataclasses
+from collections.abc import Callable
+
+from kvpool import regions
+from kvpool.buffers import dtype_name
+from kvpool.regions import Region, positive
+from kvpool.spec import CacheSpec
+from kvpool.status import SpecError
+
+
+def per_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
+    """What one of `ranks` tensor-parallel ranks keeps.
+
+    Keys and values, with their scales (buffers named `k`, `v`, `k_...`, `v_...`) are divided by
+    heads, their first axis; where there are fewer heads than ranks every rank has one, and several
+    have the same. Recurrent states are divided by their first axis too, heads or channels. All
+    else, such as a latent or a compressed entry, has no heads, and every rank keeps all of it.
+
+    Raises:
+      SpecError: for a number of heads or channels that the ranks cannot divide, naming both.
+    """
+    ranks = positive("ranks", ranks)
+
+    def of_rank(region: Region) -> Region:
+        buffers, is_state = [], region.kind == regions.STATE
+        for b in region.payload:
+            if b.shape and (is_state or b.name.split("_")[0] in ("k", "v")):
+                first = _part(b.name, b.shape[0], ranks, is_state)
+                b = dataclasses.replace(b, shape=(first, *b.shape[1:]))
+            buffers.append(b)
+        return dataclasses.replace(region, buffers=tuple(buffers))
+
+    return spec if ranks == 1 else map_regions(spec, of_rank)
+
+
+def _part(name: str, size: int, ranks: int, is_state: bool) -> int:
+    if size % ranks == 0:
+        return size // ranks
+    if ranks % size == 0 and not is_state:
+        return 1
+    what = "heads or channels" if is_state else "heads"
+    raise SpecError(f"buffer {name!r}: {size} {what} cannot be divided among {ranks} ranks")
+
+
+def with_dtype(spec: CacheSpec, dtype: str) -> CacheSpec:
+    """The spec with its 16-bit floating-point entries of tokens in another dtype.
+
+    Scales, float32 compressor states and recurrent states keep theirs. A dtype of 8 bits brings no
+    scales of its own.
+
+    Raises:
+      SpecError: for an unknown dtype, with those that there are.
+    """
+
+    dtype = dtype_name("dtype", dtype)
+
+    def cast(region: Region) -> Region:
+        if region.kind == regions.STATE:
+            return region
+        wide = ("bfloat16", "float16")
+        payload = [
+            dataclasses.replace(b, dtype=dtype) if b.dtype in wide else b for b in region.payload
+        ]
+        return dataclasses.replace(region, buffers=tuple(payload))
+
+    return map_regions(spec, cast)
+
+
+def without_regions(spec: CacheSpec) -> CacheSpec:
+    """What a cache without regions keeps: windows and chunks become the whole past.
+
+    A window of float32 entries is the state of a compressor and not attention's past; it stays.
+    """
+
+    def whole(region: Region) -> Region:
+        if not region.span or all(b.dtype == "float32" for b in region.buffers):
+            return region
+        return Region(regions.ALL, region.buffers, region.tokens_per_entry)
+
+    return map_regions(spec, whole)
+
+
+def with_window_blocks(spec: CacheSpec, share: float = 1 / 16) -> CacheSpec:
+    """The spec with blocks of no more than that share of the window in its window groups.
+
+    A block is held until its last token leaves the window, so a window of W tokens holds up to
+    nearly two blocks more. Blocks are halved, down to one token; those that are short enough stay.
+
+    Raises:
+      SpecError: for a share that is not above 0 and at most 1.
+    """
+    if not 0 < share <= 1:
+        raise SpecError(f"share: wanted above 0 and at most 1, got {share!r}")
+    sizes = {}
+    for group in spec.groups:
+        if not group.is_state:
+            sizes[group.name] = size = group.block_size
+            while group.region.kind == regions.WINDOW and size > max(1, share * group.region.span):
+                sizes[group.name] = size = size // 2
+    return CacheSpec.from_layers(
+        spec.layers, spec.block_size, spec.pooling, block_sizes=sizes, drafts=spec.drafts
+    )
+
+
+def map_regions(spec: CacheSpec, change: Callable[[Region], Region]) -> CacheSpec:
+    """The spec with every region changed; groups whose regions become equal become one.
+
+    A changed group keeps its blocks' tokens; where several become one, those of the first.
+    """
+
+    def changed(layer):
+        if isinstance(layer, dict):
+            return {tag: changed(region) for tag, region in layer.items()}
+        return change(layer) if isinstance(layer, Region) else layer
+
+    layers = [changed(layer) for layer in spec.layers]
+    result = CacheSpec.from_layers(layers, spec.block_size, spec.pooling, drafts=spec.drafts)
+    sizes: dict[str, int] = {}
+    for group in result.groups:
+        merged = (g for g in spec.groups if change(g.region) == group.region)
+        old = next(g for g in merged if set(g.layers) <= set(group.layers))
+        if not old.is_state:
+            sizes[group.name] = old.block_size
+    return CacheSpec.from_layers(
+        layers, spec.block_size, spec.pooling, block_sizes=sizes, drafts=spec.drafts
+    )
