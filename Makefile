@@ -27,6 +27,7 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	$(BIN)/python benchmarks/bookkeeping.py
 	$(BIN)/python benchmarks/storage.py
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/sizing.py
 
 lint: $(INSTALLED)  ## what CI and pre-commit check
 	$(BIN)/ruff check .

@@ -1,0 +1,190 @@
+"""The figures of `kvpool plan`: of the groups, and of a request at each length."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from kvpool.group import Group
+from kvpool.held import Lengths
+from kvpool.needs import (
+    Groups,
+    block_bytes,
+    bytes_of,
+    growing_blocks,
+    largest,
+    needed_bytes,
+    prefill_blocks,
+    requests_blocks,
+    row_blocks,
+)
+from kvpool.plan import Plan
+from kvpool.planning import plan
+from kvpool.spec import CacheSpec
+from kvpool.status import SpecError
+from kvpool.variants import without_regions
+
+AVERAGED = 256  # lengths; blocks are no longer than that, so every place within one counts alike
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What `kvpool plan` was asked: the spec of one rank, and what it is to serve."""
+
+    name: str
+    spec: CacheSpec
+    budget_bytes: int | None
+    rows: int | None
+    lengths: tuple[int, ...]
+    step_tokens: int
+    tail_only: bool
+    ratio: str | None = None
+    snapshots: int = 0
+    ranks: int = 1
+    compare: bool = False
+
+    @property
+    def longest(self) -> int:
+        """The longest of the lengths, which a row must hold."""
+        return max(self.lengths)
+
+
+def report(question: Question) -> dict[str, Any]:
+    """All figures as JSON values."""
+    made, groups = _plan(question), question.spec.groups
+    figures: dict[str, Any] = {
+        "model": question.name,
+        "layers": len(question.spec.layers),
+        "ranks": question.ranks,
+        "budget_bytes": question.budget_bytes,
+        "step_tokens": question.step_tokens,
+        "tail_only": question.tail_only,
+        "groups": [_group(question.spec, group, made) for group in groups],
+        "requests": [_request(question, made, tokens) for tokens in question.lengths],
+        "plan": made and made.to_dict(),
+    }
+    if question.compare:
+        alone = dataclasses.replace(question, spec=without_regions(question.spec))
+        figures["uniform"] = [_request(alone, None, tokens) for tokens in question.lengths]
+    return figures
+
+
+def _plan(question: Question) -> Plan | None:
+    """The plan for the rows asked for, or for as many requests of the longest length as fit."""
+    if question.budget_bytes is None:
+        if question.rows or question.ratio:
+            raise SpecError("--rows and --ratio divide a budget: give --budget too")
+        return None
+    limits: dict[str, Any] = {
+        "max_seqs": question.rows,
+        "max_seq_len": question.longest,
+        "max_step_tokens": min(question.step_tokens, question.longest),
+        "snapshots": question.snapshots,
+    }
+    if question.rows is None:
+        limits["max_seqs"] = max(1, requests_in_budget(question, question.longest))
+        if question.ratio is None:
+            limits |= {"request_tokens": question.longest, "tail_only": question.tail_only}
+    return plan(question.spec, question.budget_bytes, ratio=question.ratio, **limits)
+
+
+def _group(spec: CacheSpec, group: Group, made: Plan | None) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "name": group.name,
+        "tags": tags_of(spec, group),
+        "layers": len(group.layers),
+        "block_tokens": None if group.is_state else group.block_size,
+        "bytes_per_block": group.bytes_per_block,
+    }
+    if made is not None:
+        blocks = made.num_blocks[group.name]
+        size = blocks * group.bytes_per_block
+        figures |= {"blocks": blocks, "bytes": size, "share": size / made.total_bytes}
+    return figures
+
+
+def tags_of(spec: CacheSpec, group: Group) -> list[str]:
+    """The tags under which layers of the group find their region, none for layers without tags."""
+    pairs = [(layer, tag) for layer in group.layers for tag in spec.tags(layer) if tag is not None]
+    return sorted({tag for layer, tag in pairs if spec.resolve(layer, tag)[0] == group.name})
+
+
+def _request(question: Question, made: Plan | None, tokens: int) -> dict[str, Any]:
+    """A request while its last of `tokens` tokens is computed."""
+    groups = question.spec.groups
+    held = block_bytes(groups) * row_blocks(groups, [tokens], writing=True)[:, 0]
+    needed = needed_bytes(groups, [tokens])[:, 0]
+    around = np.arange(max(1, tokens - AVERAGED + 1), tokens + 1)
+    mean_held = held_bytes(groups, around).mean()
+    sources = {group.name: _waste(group, around) for group in groups}
+    prefill = prefill_blocks(groups, tokens, question.step_tokens, question.tail_only)
+    return {
+        "tokens": tokens,
+        "held_bytes": int(held.sum()),
+        "needed_bytes": int(needed.sum()),
+        "efficiency": float(needed.sum() / held.sum()),
+        "mean_efficiency": float(needed_bytes(groups, around).sum(axis=0).mean() / mean_held),
+        "prefill_peak_bytes": int((block_bytes(groups) @ prefill).max()),
+        "requests": requests_in_budget(question, tokens) if question.budget_bytes else None,
+        "requests_in_plan": None if made is None else _requests_in(made, question, tokens),
+        "held_by_group": {g.name: int(n) for g, n in zip(groups, held, strict=True)},
+        "mean_waste": {
+            name: {source: size / mean_held for source, size in of.items()}
+            for name, of in sources.items()
+        },
+    }
+
+
+def most_bytes(groups: Groups, tokens) -> np.ndarray:
+    """Most bytes i64[G, R] that requests hold anywhere on their way to `tokens` i64[R]."""
+    most = np.stack([growing_blocks(groups, int(length)) for length in tokens], axis=1)
+    return block_bytes(groups)[:, None] * most
+
+
+def held_bytes(groups: Groups, tokens) -> np.ndarray:
+    """Bytes i64[R] that requests hold while their last of `tokens` i64[R] tokens is computed."""
+    return block_bytes(groups) @ row_blocks(groups, tokens, writing=True)
+
+
+def _waste(group: Group, tokens) -> dict[str, float]:
+    """Mean bytes of a group that are held in vain, by what they are.
+
+    "open block": places of the last block for tokens still to come; "dead tokens": tokens before
+    the window in the first block held; "padding": to multiples of 16 bytes.
+    """
+    held = group.held(Lengths.exactly(tokens)._replace(settled=tokens - 1))
+    raw = group.entries_per_block * group.bytes_per_entry
+    padding = held.count * (group.bytes_per_block - raw)
+    if group.is_state:
+        return {"padding": float(padding.mean())}
+    ratio, first = group.region.tokens_per_entry, group.region.first_read(tokens - 1)
+    ahead = held.stop * group.entries_per_block - tokens // ratio
+    before = first // ratio - held.start * group.entries_per_block
+    return {
+        "open block": float((ahead * group.bytes_per_entry).mean()),
+        "dead tokens": float((before * group.bytes_per_entry).mean()),
+        "padding": float(padding.mean()),
+    }
+
+
+def _row_and_peak(question: Question, tokens: int):
+    groups = question.spec.groups
+    prefill = prefill_blocks(groups, tokens, question.step_tokens, question.tail_only)
+    return growing_blocks(groups, tokens), prefill.max(axis=1)
+
+
+def requests_in_budget(question: Question, tokens: int) -> int:
+    """Requests that grow to `tokens` tokens, prefilled one after another, in the best pools."""
+    groups, (row, peak) = question.spec.groups, _row_and_peak(question, tokens)
+    budget = question.budget_bytes or 0
+    return largest(
+        budget // bytes_of(groups, row),
+        lambda n: bytes_of(groups, requests_blocks(row, peak, n)) <= budget,
+    )
+
+
+def _requests_in(made: Plan, question: Question, tokens: int) -> int:
+    """The same in the pools of a plan, and no more than its rows."""
+    row, peak = _row_and_peak(question, tokens)
+    blocks = np.array(made.blocks)
+    return largest(made.max_seqs, lambda n: bool((requests_blocks(row, peak, n) <= blocks).all()))

@@ -1,0 +1,162 @@
+"""The command: its tables, JSON, chart, and what it refuses in one line."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import matplotlib.image
+import pytest
+
+import kvpool as kv
+from kvpool.cli import main
+from kvpool.cli.report import Question, report
+
+CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "examples" / "configs").glob("*.json"))
+GIB = 1 << 30
+
+
+def run(capsys, *arguments):
+    assert main(["plan", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments) -> str:
+    assert main(["plan", *map(str, arguments)]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("kvpool: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def cells(text: str, first: str) -> list[list[str]]:
+    """The cells of every line that begins with a word."""
+    return [line.split() for line in text.splitlines() if line.split()[:1] == [first]]
+
+
+def test_the_table_of_gemma_3(capsys):
+    text = run(capsys, "gemma3-27b", "--budget", "64GiB", "--compare", "uniform")
+    assert cells(text, "full") == [["full", "10", "16", "1,310,720", "49,152", "61,440.0", "94.8%"]]
+    request, waste, uniform = cells(text, "32k")
+    assert request == ["32k", "2,976.0", "2,976.0", "1.000", "0.998", "3,808.0", "21"]
+    assert " ".join(waste) == "32k 0.2% window1024 dead tokens 0.1%, window1024 open block 0.1%"
+    assert uniform == ["32k", "15,872.0", "5.33", "4", "21"]
+    assert "64,800.5 MiB for 6 rows of up to 128k tokens" in text
+
+
+def test_rows_and_lengths_make_the_plan(capsys):
+    asked = [
+        "gpt-oss-120b",
+        "--budget",
+        "64GiB",
+        "--rows",
+        64,
+        "--lengths",
+        "4k,16k",
+        "--tail-only",
+    ]
+    text = run(capsys, *asked, "--step", "1k", "--tp", 4)
+    assert "gpt-oss-120b: 36 layers, one of 4 ranks" in text
+    assert "in steps of 1k with tail_only" in text
+    (line,) = [line for line in cells(text, "16k") if len(line) == 8]
+    assert line[-1] == "64"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_example_configuration(capsys, path):
+    text = run(capsys, path, "--budget", "80GiB", "--compare", "uniform")
+    spec = kv.CacheSpec.from_hf_config(path)
+    for group in spec.groups:
+        (line,) = cells(text, group.name)
+        assert f"{group.bytes_per_block:,}" in line
+    assert len(cells(text, "128k")) == 3
+
+
+def test_json_holds_the_figures_and_the_plan(capsys):
+    text = run(capsys, "gemma3-27b", "--budget", "16GiB", "--lengths", "32k", "--json", "--compare",
+               "uniform")  # fmt: skip
+    figures = json.loads(text)
+    plan = kv.Plan.from_dict(figures["plan"])
+    assert plan.spec == kv.preset("gemma3-27b")
+    assert [group["blocks"] for group in figures["groups"]] == list(plan.blocks)
+    (request,) = figures["requests"]
+    assert request["held_bytes"] == request["needed_bytes"] == 2976 << 20
+    assert request["requests"] == request["requests_in_plan"] == plan.max_seqs == 5
+    assert figures["uniform"][0]["held_bytes"] == 62 * 32768 * 8192
+
+
+def test_waste_and_need_make_up_what_is_held():
+    spec = kv.preset("deepseek-v4-flash-fp8")
+    figures = report(Question("x", spec, None, None, (1000, 8192), 512, False))
+    for request in figures["requests"]:
+        shares = sum(sum(of.values()) for of in request["mean_waste"].values())
+        assert shares == pytest.approx(1 - request["mean_efficiency"])
+        assert all(share >= 0 for of in request["mean_waste"].values() for share in of.values())
+
+
+def test_stored_specs_and_plans_are_sources_too(capsys, tmp_path):
+    spec = kv.preset("llama-3.1-8b")
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    plan = kv.plan(spec, GIB, max_seqs=1, max_seq_len=1024)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    (tmp_path / "config.json").write_text(CONFIGS[0].read_text())
+    texts = [run(capsys, tmp_path / name) for name in ("spec.json", "plan.json")]
+    assert texts[0].split("\n", 1)[1] == texts[1].split("\n", 1)[1]
+    assert run(capsys, tmp_path).split("\n", 1)[1] == run(capsys, CONFIGS[0]).split("\n", 1)[1]
+
+
+def test_a_dtype_halves_the_bytes(capsys):
+    wide, narrow = (
+        json.loads(run(capsys, "llama-3.1-8b", "--json", *dtype))["requests"][0]["held_bytes"]
+        for dtype in ([], ["--dtype", "float8_e4m3fn"])
+    )
+    assert wide == 2 * narrow
+
+
+@pytest.mark.parametrize("budget", [[], ["--budget", "40GiB"]])
+def test_the_chart_is_a_picture(capsys, tmp_path, budget):
+    path = tmp_path / "chart.png"
+    run(capsys, "deepseek-v4-flash", "--chart", path, *budget)
+    height, width, _ = matplotlib.image.imread(path).shape
+    assert (height, width) == (780, 2040 if budget else 1020)
+
+
+def test_without_matplotlib_the_chart_names_the_extra(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    error = refused(capsys, "llama-3.1-8b", "--chart", tmp_path / "chart.png")
+    assert "needs matplotlib; install kvpool[chart]" in error
+    code = "import sys, kvpool.cli; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gemma3-27"], "no preset 'gemma3-27'; there are gemma3-27b,"),
+        (["missing.json"], "missing.json: no such file"),
+        (["gemma3-27b", "--budget", "lots"], "--budget: wanted bytes like 64GiB"),
+        (["gemma3-27b", "--budget", "1GiB"], "one request of 131,072 tokens needs at least"),
+        (["gemma3-27b", "--budget", "1MiB", "--rows", "2"], "one token needs at least 8,126,464"),
+        (["gemma3-27b", "--budget", "16GiB", "--rows", "0"], "max_seqs: .* got 0"),
+        (["gemma3-27b", "--rows", "2"], "give --budget too"),
+        (["gemma3-27b", "--lengths", "8k,,1k"], "--lengths: wanted tokens .* got ''"),
+        (["gemma3-27b", "--step", "0"], "--step: wanted tokens like 8192 or 8k, .* got '0'"),
+        (["gemma3-27b", "--tp", "3"], "16 heads cannot be divided among 3 ranks"),
+        (["gemma3-27b", "--dtype", "fp8"], "no dtype 'fp8'"),
+        (["gemma3-27b", "--block-size", "0"], "block_size: .* got 0"),
+        (["gemma3-27b", "--budget", "9GB", "--ratio", "1:2:3"], "wanted 2 numbers, .*window1024"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(capsys, arguments, message):
+    error = refused(capsys, *arguments)
+    assert re.search(message, error), error
+
+
+def test_the_module_and_the_listing():
+    for arguments in (["presets"], ["plan", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "kvpool", *arguments], capture_output=True, text=True, check=True
+        )
+        assert ("gemma3-27b\n" if arguments == ["presets"] else "--tail-only") in done.stdout
