@@ -69,7 +69,7 @@ def _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset):
             raise ValueError(
                 f"{name}: wanted i32[{block_ids.shape[0]}], got {bound.dtype}{list(bound.shape)}"
             )
-    words.check_span(blocks, entries * words.num_words(shape, dtype, blocks.dtype))
+    words.check_span(blocks, entries * words.num_words(shape, dtype, blocks.dtype), offset)
 
 
 def _shown(block_ids, starts, stops, entries):
@@ -85,7 +85,7 @@ def _run(blocks, block_ids, starts, stops, offset, implementation, **options):
 
         return gather(blocks, block_ids, (starts, stops), offset, **options)
 
-    if not block_ids.size or not options["entries"]:
+    if not block_ids.size or not options["entries"] * math.prod(options["shape"]):
         return jnp.zeros(
             (*block_ids.shape, options["entries"], *options["shape"]), options["dtype"]
         )
@@ -108,8 +108,10 @@ def _xla(blocks, block_ids, starts, stops, offset, entries, shape, dtype):
     def unless_empty(blocks, ids, keep, offset):
         # The branch also ends the fusion: without it XLA computes ids and mask anew for every
         # head of every entry, in one loop over all axes of the result, at twice the time.
-        def zeros(_, __, keep, ___):
-            return jnp.zeros((*keep.shape, math.prod(shape)), dtype)
+        def zeros(blocks, ids, keep, offset):
+            # Both branches have to vary over the same axes of a shard_map.
+            read = jax.eval_shape(gathered, blocks, ids, keep, offset)
+            return jnp.zeros_like(read, dtype)
 
         return lax.cond(jnp.any(keep), gathered, zeros, blocks, ids, keep, offset)
 

@@ -73,7 +73,8 @@ def _check(blocks, slots, values, entries, starts, offset):
         if value.ndim < 1 or value.shape[0] != slots.shape[0]:
             raise ValueError(f"values: wanted [{slots.shape[0]}, ...], got {list(value.shape)}")
         span = entries * words.num_words(value.shape[1:], value.dtype, blocks.dtype)
-        words.check_span(blocks, start + span)
+        words.check_start(start)
+        words.check_span(blocks, start + span, offset)
 
 
 def _split(blocks, slots, entries):
@@ -92,7 +93,7 @@ def _run(blocks, slots, values, offset, starts, entries, implementation):
 
         return scatter(blocks, slots, values, offset, starts=starts, entries=entries)
 
-    if not slots.shape[0]:
+    if not slots.shape[0] or not entries:
         return blocks
     xla = functools.partial(_xla, starts=starts, entries=entries)
     return target.run(implementation, xla, mosaic_gpu, blocks, slots, values, offset)

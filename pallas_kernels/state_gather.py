@@ -1,6 +1,7 @@
 """state_gather: out[s] = values(blocks[block_ids[s], offset :][:w]), or fill."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def _check(blocks, block_ids, shape, dtype, offset):
     words.check_blocks(blocks)
     words.check_ids("block_ids", block_ids, "S")
     words.check_offset("offset", offset, blocks.dtype)
-    words.check_span(blocks, words.num_words(shape, dtype, blocks.dtype))
+    words.check_span(blocks, words.num_words(shape, dtype, blocks.dtype), offset)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype", "implementation"))
@@ -65,8 +66,8 @@ def _run(blocks, block_ids, offset, shape, dtype, implementation):
         states = gather(blocks, block_ids[:, None], (), offset, **options)
         return states.reshape(*block_ids.shape, *shape)
 
-    if not block_ids.size:
-        return jnp.zeros((0, *shape), dtype)
+    if not block_ids.size or not math.prod(shape):
+        return jnp.zeros((*block_ids.shape, *shape), dtype)
     xla = functools.partial(_xla, shape=shape, dtype=dtype)
     return target.run(implementation, xla, mosaic_gpu, blocks, block_ids, offset)
 

@@ -73,7 +73,8 @@ def _check(blocks, block_ids, values, starts, offset):
         if start < end:
             raise ValueError(f"starts: wanted at least {end} for the next buffer, got {start}")
         end = start + words.num_words(value.shape[1:], value.dtype, blocks.dtype)
-    words.check_span(blocks, end)
+    words.check_start(starts[0])
+    words.check_span(blocks, end, offset)
 
 
 @functools.partial(jax.jit, static_argnames=("starts", "implementation"))

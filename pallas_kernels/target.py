@@ -8,6 +8,7 @@ from jax._src import config  # the interpreter's switch has no public name
 
 IMPLEMENTATIONS = ("xla", "mosaic_gpu")
 HOPPER = 9.0  # the first compute capability with bulk copies
+CONSUMER = 12.0  # from here on programs have less shared memory than the kernels take
 
 
 def run(implementation: str | None, xla: Callable, mosaic_gpu: Callable, *arrays):
@@ -47,14 +48,27 @@ def target() -> str | None:
     device = _device()
     if device is None or device.platform not in ("gpu", "cuda"):
         return None
-    # An abstract device does not say its capability; it is taken to be recent enough.
-    capable = float(getattr(device, "compute_capability", HOPPER)) >= HOPPER
-    return "gpu" if capable else None
+    return "gpu" if HOPPER <= _capability(device) < CONSUMER else None
+
+
+def _capability(device) -> float:
+    """Compute capability; 0 for a GPU that has none, such as one of another vendor.
+
+    An abstract device does not say it: a device of its kind in this process does, and where there
+    is none it is taken to be recent enough.
+    """
+    alike = [d for d in jax.local_devices() if d.device_kind == device.device_kind]
+    told = [d.compute_capability for d in (device, *alike) if hasattr(d, "compute_capability")]
+    try:
+        return float(told[0]) if told else HOPPER
+    except ValueError:
+        return 0.0
 
 
 def interpreting() -> bool:
     """Whether the context asks for Mosaic's interpreter in the place of a GPU."""
-    return getattr(config, "pallas_tpu_interpret_mode_context_manager", _OFF).value is not None
+    asked = getattr(config, "pallas_tpu_interpret_mode_context_manager", _OFF).value
+    return "GPU" in type(asked).__name__  # one switch for both: a TPU's interpreter is not ours
 
 
 def num_cores() -> int:

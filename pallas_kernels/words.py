@@ -65,10 +65,20 @@ def check_ids(name: str, ids: jax.Array, axes: str) -> None:
         raise ValueError(f"{name}: wanted i32[{axes}], got {ids.dtype}{list(ids.shape)}")
 
 
-def check_span(blocks: jax.Array, span: int) -> None:
-    """ValueError unless a block has `span` words."""
+def check_span(blocks: jax.Array, span: int, offset=0) -> None:
+    """ValueError unless a block has `span` words, from `offset` on where that is known."""
+    if isinstance(offset, (int, np.integer)):
+        if offset < 0:
+            raise ValueError(f"offset: wanted at least 0, got {offset}")
+        span += int(offset)
     if span > blocks.shape[1]:
         raise ValueError(f"blocks: wanted at least {span} words a block, got {blocks.shape[1]}")
+
+
+def check_start(start: int) -> None:
+    """ValueError for a buffer that begins before the block."""
+    if start < 0:
+        raise ValueError(f"starts: wanted at least 0, got {start}")
 
 
 def check_offset(name: str, offset, word) -> None:

@@ -30,7 +30,10 @@ class _Run:
         place, number = lax.div(item, per_block), lax.rem(item, per_block)
         row, column = lax.div(place, columns), lax.rem(place, columns)
         first = column * self.entries
-        low, high = (b[row] - first for b in bounds) if bounds else (0, self.entries)
+        if not bounds:
+            return place, number, block_ids[row, column], 0, self.entries
+        # Clamped first: the difference of what 32 bits hold may be more than they do.
+        low, high = (lax.clamp(0, b[row], columns * self.entries) - first for b in bounds)
         return place, number, block_ids[row, column], low, high
 
 

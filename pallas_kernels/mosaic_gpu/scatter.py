@@ -57,6 +57,10 @@ def scatter(
 ) -> jax.Array:
     """See `pallas_kernels.paged_scatter`."""
     word = blocks.dtype.itemsize
+    filled = [pair for pair in zip(values, starts, strict=True) if pair[0].size]
+    if not filled:
+        return blocks
+    values, starts = zip(*filled, strict=True)
     sizes = [math.prod(v.shape[1:]) * v.dtype.itemsize // word for v in values]
     view = View.of(blocks, *sizes, *starts)
     scale = view.unit // word

@@ -36,9 +36,21 @@ def in_place(
         reduction_scratch_bytes=0,  # nothing is reduced, and two programs have to share a core
     )
     call = pl.kernel(kernel, mesh=mesh, compiler_params=params, name=name)
-    ref = jax.new_ref(blocks, memory_space=plgpu.GMEM)
-    call(ref, *operands)
+    ref = jax.new_ref(_varying_as(operands, blocks), memory_space=plgpu.GMEM)
+    with jax.enable_x64(False):  # indices are of 32 bits, whatever a Python int is outside
+        call(ref, *operands)
     return jax.freeze(ref)
+
+
+def _varying_as(others: tuple, array: jax.Array) -> jax.Array:
+    """The array, which within a shard_map varies over all axes that the others vary over."""
+
+    def axes_of(x) -> frozenset:
+        kind = jax.typeof(x)
+        return getattr(kind, "vma", None) or getattr(kind, "manual_axis_type", kind).varying
+
+    axes = frozenset().union(*map(axes_of, others)) - axes_of(array)
+    return lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
 
 
 def my_items(items: int, programs: int):

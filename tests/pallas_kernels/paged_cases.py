@@ -14,7 +14,7 @@ from pallas_kernels import (
     paged_scatter_reference,
 )
 
-BLOCKS, ROWS, COLUMNS, MARGIN = 5, 5, 2, 16
+BLOCKS, ROWS, COLUMNS, MARGIN = 5, 7, 2, 16
 
 
 def scattered(blocks, slots, values, entries, offset):
@@ -57,9 +57,19 @@ def gather_both(blocks, ids, starts, stops, entries, shape, dtype, implementatio
 
 
 def windows(entries):
-    """Of each row what it shows: all, a middle, one entry, none, and more than there is."""
+    """Of each row what it shows: all, a middle, one entry, none, and more than there can be."""
     end = COLUMNS * entries
-    starts, stops = zip((0, end), (end // 3, end - 1), (1, 2), (2, 1), (-9, end + 9), strict=True)
+    most, least = 2**31 - 1, -(2**31)
+    bounds = [
+        (0, end),
+        (end // 3, end - 1),
+        (1, 2),
+        (2, 1),
+        (-9, end + 9),
+        (least, most),
+        (0, least),
+    ]
+    starts, stops = zip(*bounds, strict=True)
     return np.asarray(starts, np.int32), np.asarray(stops, np.int32)
 
 

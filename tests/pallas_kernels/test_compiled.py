@@ -15,6 +15,7 @@ from compiled import CARD, Compiled, compiled
 from kernel_cases import dtype_of
 
 from pallas_kernels import copy_blocks, paged_gather, paged_scatter, state_gather, state_scatter
+from pallas_kernels.mosaic_gpu import ring
 
 IN, OUT = "cp.async.bulk.shared::cta.global", "cp.async.bulk.global.shared::cta"
 ROWS, TOKENS = 32, 8192
@@ -74,6 +75,16 @@ def proven(result: Compiled, blocks, in_place: bool, is_bulk: bool, temporary: i
     for instruction in (IN, OUT):
         assert (instruction in result.kernels[0]) == is_bulk
     assert "cp.async.bulk.tensor" not in result.kernels[0]
+    waits = set(re.findall(r"cp\.async\.bulk\.(wait_group\S*\s+\d+)", result.kernels[0]))
+    # The interpreter copies out of shared memory at once and passes over these: the ring waits for
+    # the copies out of the stage that it reads into next, and at the end until all have arrived.
+    before_reading = f"wait_group.read \t{ring.STAGES - ring.AHEAD}"
+    assert waits == ({before_reading, "wait_group \t0"} if is_bulk else set())
+
+
+def fences(result: Compiled) -> int:
+    """Where words that threads have set are made visible to the copies, which go by another way."""
+    return result.kernels[0].count("fence.proxy.async")
 
 
 @pytest.mark.parametrize("name", [*ENTRIES, *ODD_ENTRIES])
@@ -86,6 +97,16 @@ def test_scatter(name):
     proven(result, blocks, in_place=True, is_bulk=name in ENTRIES)
 
 
+@pytest.mark.parametrize("start", [8, 4])
+def test_scatter_to_a_place_that_is_no_multiple_of_16_bytes(start):
+    """The interpreter would take a bulk copy to anywhere."""
+    blocks = shaped((60_000 + start, 16 * 64 + 16), np.uint16)
+    values = shaped((TOKENS, 64), np.uint16)
+    write = functools.partial(paged_scatter, entries=16, starts=(start,))
+    result = compiled(write, blocks, ids(TOKENS), values, donate=0)
+    proven(result, blocks, in_place=True, is_bulk=start == 8)
+
+
 @pytest.mark.parametrize("name", [*ENTRIES, *ODD_ENTRIES])
 def test_gather(name):
     entries, shape, dtype = {**ENTRIES, **ODD_ENTRIES}[name]
@@ -94,6 +115,8 @@ def test_gather(name):
     read = functools.partial(paged_gather, entries=entries, shape=shape, dtype=dtype)
     result = compiled(read, blocks, ids(ROWS, 48), ids(ROWS), ids(ROWS))
     proven(result, blocks, in_place=False, is_bulk=True)
+    # Behind the stage of zeros, and behind the entries of a piece that are hidden, or of two sizes.
+    assert fences(result) >= (1 if name == "64 KB each" else 2)
 
 
 @pytest.mark.parametrize("size", [2 << 10, 33_792, 4 << 20])

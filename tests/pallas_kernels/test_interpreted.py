@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernel_cases import DTYPES, dtype_of, poisoned, random_bits, same_bits, word_of
-from paged_cases import check
+from paged_cases import check, scattered
 
 from pallas_kernels import (
     copy_blocks,
@@ -171,3 +171,24 @@ def test_a_race_is_found(monkeypatch):
     many = np.arange(40, dtype=np.int32)
     with pytest.raises(RuntimeError, match="race"), interpreted():
         copy_blocks(poisoned(80, 56, np.uint16), many, many + 40).block_until_ready()
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes", "starts"),
+    [
+        (("bfloat16", "float32", "uint16"), (8, 4, 3), (0, 48, 96)),
+        (("bfloat16", "float32"), (8, 4), (1, 41)),
+    ],
+    ids=["one of them plain", "at odd places"],
+)
+def test_several_buffers_of_several_entries(names, sizes, starts):
+    rng, entries, margin = np.random.default_rng(0), 4, 16
+    slots = np.asarray([*rng.permutation(5 * entries)[:9], -1, 5 * entries], np.int32)
+    given = enumerate(zip(names, sizes, strict=True))
+    values = [random_bits(seed, name, (11, size)) for seed, (name, size) in given]
+    blocks = wanted = poisoned(5, 136, np.uint16)
+    for value, start in zip(values, starts, strict=True):
+        wanted = scattered(wanted, slots, value, entries, margin + start)
+    with interpreted():
+        got = paged_scatter(blocks, slots, values, entries=entries, starts=starts, offset=margin)
+    assert same_bits(got, wanted)
