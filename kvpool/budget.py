@@ -20,7 +20,7 @@ from kvpool.needs import (
     row_blocks,
 )
 from kvpool.plan import Plan
-from kvpool.regions import positive, token_count
+from kvpool.regions import ALL, positive, token_count
 from kvpool.status import SpecError
 from kvpool.text import parse_ratio
 
@@ -61,16 +61,24 @@ def _one_row(empty: Plan, group: Group, need: int) -> str:
 
 def by_tokens(empty: Plan, groups: Groups, budget: int, charged: int) -> dict[str, int]:
     """The most tokens, over all rows, whose blocks of these groups fit into budget - charged."""
+    # Where none of them keeps the whole past, tokens do not bound a row: a window needs its most.
+    bounded = any(group.region.kind == ALL for group in groups)
+    least = [1 if bounded else _least(empty, group) for group in groups]
+
+    def blocks(tokens):
+        need = [empty.blocks_for(group, tokens) for group in groups]
+        return [max(pair) for pair in zip(least, need, strict=True)]
+
     tokens = _most(
         empty.max_tokens,
         groups,
         budget,
         charged,
-        lambda tokens: [empty.blocks_for(group, tokens) for group in groups],
+        blocks,
         "one token",
         f"(a block of every group, {empty.max_seqs + empty.snapshots} of each state group)",
     )
-    return {group.name: empty.blocks_for(group, tokens) for group in groups}
+    return {group.name: have for group, have in zip(groups, blocks(tokens), strict=True)}
 
 
 def by_requests(

@@ -59,9 +59,13 @@ def with_draft(spec: CacheSpec, draft: CacheSpec, packed: bool = True) -> CacheS
 
 def _check_packed(spec: CacheSpec, draft: CacheSpec) -> None:
     main = part_of(spec)
-    homes = {(group.region, group.block_size): group.name for group in main.groups}
+
+    def home(group):
+        return group.region, None if group.is_state else group.block_size
+
+    homes = {home(group): group.name for group in main.groups}
     for group in draft.groups:
-        if (group.region, group.block_size) not in homes:
+        if home(group) not in homes:
             entry = group.bytes_per_entry // len(group.layers)
             raise SpecError(
                 f"draft layer {group.layers[0]}: keeps {group.region.retention!r}, {entry} bytes "

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvpool.group import Group
 from kvpool.held import IntArray, Lengths, held_columns, lengths_after
+from kvpool.status import SpecError
 
 Groups = tuple[Group, ...]
 
@@ -32,6 +33,10 @@ def prefill_blocks(groups: Groups, num_tokens: int, step_tokens: int, tail_only:
 
     Step i reserves up to (i + 1) * step_tokens tokens and then advances by all of them.
     """
+    if num_tokens > step_tokens << 20:
+        raise SpecError(
+            f"step_tokens: wanted at most 2^20 steps, got {num_tokens:,} tokens in {step_tokens:,}s"
+        )
     settled = np.arange(0, num_tokens, step_tokens, dtype=np.int64)
     target = np.minimum(settled + step_tokens, num_tokens)
     lengths = lengths_after(groups, Lengths.exactly(settled), target, tail_only)

@@ -157,7 +157,14 @@ class Plan:
         pool_of = schema.counts("pool_of", data.get("pool_of", tuple(range(len(names)))))
         if len(pool_of) != len(names) or set(pool_of) != set(range(max(pool_of, default=0) + 1)):
             raise SpecError(f"pool_of: wanted a pool for each of {', '.join(names)}, got {pool_of}")
+        pools = dict(zip(pool_of, blocks, strict=True))
+        if list(pools) != list(range(len(pools))):
+            raise SpecError(
+                f"pool_of: wanted pools in the order of their first groups, got {pool_of}"
+            )
         kept = schema.counts("kept", data.get("kept", ()))
+        if any(keep > size for keep, size in zip(kept, pools.values(), strict=False)):
+            raise SpecError(f"kept: got {kept}, more than the pools {tuple(pools.values())}")
         if kept and len(kept) != len(set(pool_of)):
             raise SpecError(
                 f"kept: wanted a count for each of {len(set(pool_of))} pools, got {kept}"

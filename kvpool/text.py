@@ -26,8 +26,8 @@ def parse_tokens(name: str, text: str) -> int:
     """ "32k" (32,768), "1M" (1,048,576), "500" in tokens; SpecError as `parse_bytes`."""
     match = re.fullmatch(r"([0-9]+)([km]?)", text.strip(), re.IGNORECASE)
     tokens = int(match[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[match[2].lower()] if match else 0
-    if tokens < 1:
-        raise SpecError(f"{name}: wanted tokens like 8192 or 8k, at least 1, got {text!r}")
+    if not 1 <= tokens <= 1 << 30:
+        raise SpecError(f"{name}: wanted tokens like 8192 or 8k, 1 to 1024M, got {text!r}")
     return tokens
 
 

@@ -59,6 +59,11 @@ def with_dtype(spec: CacheSpec, dtype: str) -> CacheSpec:
     def cast(region: Region) -> Region:
         if region.kind == regions.STATE:
             return region
+        codes = {b.dtype for b in region.payload if b.dtype.startswith("float8")}
+        if codes and codes != {dtype}:
+            raise SpecError(f"dtype: wanted {codes.pop()}, whose layout the spec has, got {dtype}")
+        if codes:
+            return region
         wide = ("bfloat16", "float16")
         payload = [
             dataclasses.replace(b, dtype=dtype) if b.dtype in wide else b for b in region.payload
@@ -71,13 +76,13 @@ def with_dtype(spec: CacheSpec, dtype: str) -> CacheSpec:
 def without_regions(spec: CacheSpec) -> CacheSpec:
     """What a cache without regions keeps: windows and chunks become the whole past.
 
-    A window of float32 entries is the state of a compressor and not attention's past; it stays.
+    A window with a buffer `kv` is the state of a compressor and not attention's past; it stays.
     """
 
     def whole(region: Region) -> Region:
-        if not region.span or all(b.dtype == "float32" for b in region.buffers):
+        if not region.span or any(b.name == "kv" for b in region.buffers):
             return region
-        return Region(regions.ALL, region.buffers, region.tokens_per_entry)
+        return dataclasses.replace(region, retention=regions.ALL)
 
     return map_regions(spec, whole)
 

@@ -102,7 +102,10 @@ def _spec(given: argparse.Namespace) -> CacheSpec:
     if not path.exists():
         if path.suffix in (".json", ".toml") or os.sep in given.source:
             raise SpecError(f"{given.source}: no such file")
-        return _cast(preset(given.source, size), given.dtype)
+        name = given.source
+        if given.dtype == "float8_e4m3fn" and f"{name}-fp8" in preset_names():
+            name += "-fp8"  # with the scales of that layout, as its configuration gives it
+        return _cast(preset(name, size), given.dtype)
     data = {} if path.is_dir() else read_object(path)
     if "schema_version" not in data:
         return CacheSpec.from_hf_config(path, block_size=size, dtype=given.dtype)

@@ -72,8 +72,8 @@ def report(question: Question) -> dict[str, Any]:
 def _plan(question: Question) -> Plan | None:
     """The plan for the rows asked for, or for as many requests of the longest length as fit."""
     if question.budget_bytes is None:
-        if question.rows or question.ratio:
-            raise SpecError("--rows and --ratio divide a budget: give --budget too")
+        if question.rows is not None or question.ratio is not None or question.snapshots:
+            raise SpecError("--rows, --ratio and --snapshots divide a budget: give --budget too")
         return None
     limits: dict[str, Any] = {
         "max_seqs": question.rows,
@@ -176,7 +176,8 @@ def _row_and_peak(question: Question, tokens: int):
 def requests_in_budget(question: Question, tokens: int) -> int:
     """Requests that grow to `tokens` tokens, prefilled one after another, in the best pools."""
     groups, (row, peak) = question.spec.groups, _row_and_peak(question, tokens)
-    budget = question.budget_bytes or 0
+    states = sum(group.bytes_per_block for group in groups if group.is_state)
+    budget = max(0, (question.budget_bytes or 0) - question.snapshots * states)
     return largest(
         budget // bytes_of(groups, row),
         lambda n: bytes_of(groups, requests_blocks(row, peak, n)) <= budget,
@@ -186,5 +187,6 @@ def requests_in_budget(question: Question, tokens: int) -> int:
 def _requests_in(made: Plan, question: Question, tokens: int) -> int:
     """The same in the pools of a plan, and no more than its rows."""
     row, peak = _row_and_peak(question, tokens)
-    blocks = np.array(made.blocks)
+    taken = [made.snapshots * group.is_state for group in question.spec.groups]
+    blocks = np.array(made.blocks) - taken
     return largest(made.max_seqs, lambda n: bool((requests_blocks(row, peak, n) <= blocks).all()))

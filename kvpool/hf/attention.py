@@ -14,7 +14,7 @@ PLAIN = {
         Family(at.full, defaults=EVEN),
     ),
     **same(
-        "bitnet ernie4_5_moe exaone mimo qwen qwen2_vl_text stablelm",
+        "bitnet ernie4_5_moe exaone mimo qwen stablelm",
         Family(at.full, defaults=EVEN_SIZE),
     ),
     **same("glm4_moe", Family(at.full, draft=at.full, defaults=EVEN_SIZE)),
@@ -48,7 +48,7 @@ WINDOWED = {
     **same("qwen2_moe", Family(at.listed(at.unused_window), defaults=EVEN_SIZE)),
     "smollm3": Family(at.listed(at.unused_window), defaults=EVEN_SIZE),
     **same(
-        "qwen2 qwen2_vl qwen2_5_vl qwen2_5_vl_text",
+        "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
         Family(
             at.listed(at.after_max_window_layers),
             defaults={**EVEN_SIZE, "sliding_window": 4096, "max_window_layers": 28},
@@ -102,12 +102,21 @@ WINDOWED = {
             defaults={"head_dim": 256, "global_head_dim": 512, "sliding_window": 512},
         ),
     ),
+    **same(
+        "gemma4_unified gemma4_unified_text",
+        Family(
+            at.last_is_full(at.every(6)),
+            kinds={FULL: p.gemma4_full},
+            finish=sharing.share_tail,
+            defaults={"head_dim": 256, "global_head_dim": 512, "sliding_window": 1024},
+        ),
+    ),
     "cohere2": Family(
         at.every(4, "sliding_window_pattern"), defaults={**EVEN, "sliding_window": 4096}
     ),
     "olmo3": Family(at.every(4), defaults={**EVEN, "sliding_window": 4096}),
     **same(
-        "exaone4 exaone_moe",
+        "exaone4 exaone4_5_text exaone_moe",
         Family(
             at.every(4, "sliding_window_pattern"),
             defaults={**EVEN_SIZE, "sliding_window": 4096},
@@ -134,7 +143,7 @@ WINDOWED = {
         defaults={
             "head_dim": 192,
             "v_head_dim": 128,
-            "sliding_window": 129,
+            "sliding_window": 128,
             "swa_num_attention_heads": p.same_as("num_attention_heads"),
             "swa_num_key_value_heads": lambda f: 2 * f.need("num_key_value_heads"),
             "swa_head_dim": p.same_as("head_dim"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvpool.regions import positive
+from kvpool.schema import count
 from kvpool.status import SpecError
 
 # Where a multimodal configuration keeps the language model.
@@ -106,6 +107,11 @@ class Fields:
                 + "; ".join(f"{name} ({MEANING[name]})" for name in missing)
             )
 
+    def count(self, name: str) -> int:
+        """The integer of at least 0 of a field, 0 where there is none."""
+        value = self.get(name)
+        return 0 if value is None else count(name, value)
+
     def listed(self, name: str, length: int, more: int = 0) -> list:
         """A list with one item a layer; `more` draft layers at its end are dropped."""
         self.ask(name)
@@ -143,9 +149,11 @@ def fields_of(config, dtype=None) -> Fields:
         if not isinstance(inner, Mapping):
             break
         outer = {
-            key: values[key] for key in ("model_type", "dtype", "torch_dtype") if key in values
+            key: values[key]
+            for key in ("model_type", "dtype", "torch_dtype")
+            if values.get(key) is not None and inner.get(key) is None
         }
-        values = {**outer, **inner}
+        values = {**inner, **outer}
     return Fields(values, dtype)
 
 
@@ -160,7 +168,7 @@ def _dictionary(config) -> Mapping[str, Any]:
     path = path / "config.json" if path.is_dir() else path
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(
             f"config: wanted a config.json or its folder, got {path}: {error}"
         ) from None

@@ -15,7 +15,8 @@ _SPARSE = {
 
 LATENT = {
     **same(
-        "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 mistral4 sarvam_mla youtu",
+        "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 kimi_k25 minicpm3 mistral4 "
+        "sarvam_mla youtu",
         Family(at.full, kinds=_LATENT, draft=at.uniform(FULL)),
     ),
     # Two attentions a layer.

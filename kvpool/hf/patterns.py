@@ -4,9 +4,11 @@ A pattern reads what its family's configurations say, and derives the rest as th
 transformers does. `layer_types` goes first wherever the family knows it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kvpool.hf.fields import Fields
+from kvpool.regions import positive
+from kvpool.schema import count
 from kvpool.status import SpecError
 
 FULL, SLIDING, CHUNKED, LINEAR = (
@@ -29,7 +31,7 @@ def listed(derive: Pattern) -> Pattern:
         name = next((n for n in ("layer_types", "layers_block_type") if f.get(n)), None)
         if name is None:
             return derive(f, length)
-        drafts = f.get("num_nextn_predict_layers") or 0
+        drafts = f.count("num_nextn_predict_layers")
         return [_OLDER.get(kind, kind) for kind in f.listed(name, length, drafts)]
 
     return pattern
@@ -53,11 +55,15 @@ def every(period: int, *fields: str, others: str = SLIDING) -> Pattern:
     """The last of every `period` layers is full; one of `fields` may give another period."""
 
     def derive(f: Fields, length: int) -> list[str]:
-        step = next((f.get(name) for name in fields if f.get(name)), period)
         if others == SLIDING and no_window(f):
             return [FULL] * length
+        name = next((name for name in fields if f.get(name) is not None), None)
+        step = period if name is None else f.get(name)
         if isinstance(step, str):  # a letter for each layer of the period, L for a window
+            if others != SLIDING or not step or set(step) - {"L", "G"}:
+                raise SpecError(f"{name}: wanted a number, or letters L and G, got {step!r}")
             return [SLIDING if step[i % len(step)] == "L" else FULL for i in range(length)]
+        step = positive(str(name), step)
         return [others if (i + 1) % step else FULL for i in range(length)]
 
     return listed(derive)
@@ -87,19 +93,25 @@ def last_is_full(pattern: Pattern) -> Pattern:
 
 def after_max_window_layers(f: Fields, length: int) -> list[str]:
     """A window from layer `max_window_layers` on, where `use_sliding_window` asks for it."""
-    first = f.get("max_window_layers") if f.get("use_sliding_window") else length
-    f.ask(*(["max_window_layers"] if first is None else []))
+    if not f.get("use_sliding_window") or no_window(f):
+        return [FULL] * length
+    f.ask("max_window_layers")
+    first = f.count("max_window_layers")
     return [SLIDING if i >= first else FULL for i in range(length)]
 
 
 def rope_layers(f: Fields, length: int) -> list[str]:
     """Llama 4: layers with rotary positions are chunked, the others full."""
+    if "attention_chunk_size" not in f.values:
+        f.ask("attention_chunk_size")  # null says that there are no chunks, leaving it out does not
     if f.get("attention_chunk_size") is None:
         return [FULL] * length
     flags = f.get("no_rope_layers")  # 1 where there are rotary positions, in spite of the name
     if not flags:
         step = f.need("no_rope_layer_interval")
         flags = [(i + 1) % step for i in range(length)]
+    elif not isinstance(flags, (list, tuple)):
+        raise SpecError(f"no_rope_layers: wanted a list with an item a layer, got {flags!r}")
     elif len(flags) != length:
         raise SpecError(
             f"no_rope_layers has {len(flags)} items, but num_hidden_layers is {length}; "
@@ -110,7 +122,11 @@ def rope_layers(f: Fields, length: int) -> list[str]:
 
 def periodic(f: Fields, length: int) -> list[str]:
     """Jamba: attention at `attn_layer_offset` of every `attn_layer_period` layers."""
-    period, offset = f.need("attn_layer_period"), f.get("attn_layer_offset")
+    period, offset = f.need("attn_layer_period"), f.count("attn_layer_offset")
+    if offset >= period:
+        raise SpecError(
+            f"attn_layer_offset {offset} is not below attn_layer_period {period}; they contradict"
+        )
     return [FULL if i % period == offset else LINEAR for i in range(length)]
 
 
@@ -119,7 +135,9 @@ def at_indices(name: str, others: str) -> Pattern:
 
     def pattern(f: Fields, length: int) -> list[str]:
         f.ask(name)
-        layers = set(f.get(name))
+        if not isinstance(f.get(name), (list, tuple)):
+            raise SpecError(f"{name}: wanted a list of layers, got {f.get(name)!r}")
+        layers = {count(name, layer) for layer in f.get(name)}
         if not layers <= set(range(length)):
             raise SpecError(
                 f"{name} is {sorted(layers)}, but num_hidden_layers is {length}; they contradict"
@@ -133,6 +151,8 @@ def one_based(f: Fields, length: int) -> list[str]:
     """Kimi Linear: two lists of layers in `linear_attn_config`, counted from 1."""
     f.ask("linear_attn_config")
     lists = f.get("linear_attn_config")
+    if not isinstance(lists, Mapping):
+        raise SpecError(f"linear_attn_config: wanted an object, got {lists!r}")
     full, linear = lists.get("full_attn_layers", ()), lists.get("kda_layers", ())
     if sorted([*full, *linear]) != list(range(1, length + 1)):
         raise SpecError(
@@ -180,7 +200,7 @@ def first_of_four_indexers(f: Fields, length: int) -> list[str]:
 def compress_ratios(f: Fields, length: int) -> list[str]:
     """DeepSeek-V4: tokens of a compressed entry, a layer; 0 for a window only."""
     kinds = {0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
-    drafts = f.get("num_nextn_predict_layers") or 0
+    drafts = f.count("num_nextn_predict_layers")
     ratios = f.listed("compress_ratios", length, drafts)
     return [kinds.get(ratio, f"compress ratio {ratio}") for ratio in ratios]
 

@@ -4,6 +4,8 @@ Each function takes the `Fields` and gives a layer as `CacheSpec.from_layers` ta
 those of the modeling code in transformers; a causal convolution of width K keeps K - 1 columns.
 """
 
+from collections.abc import Mapping
+
 from kvpool.hf.fields import Fields
 from kvpool.regions import (
     ChunkedLocal,
@@ -60,6 +62,8 @@ def full(f: Fields) -> Region:
 
 def sliding(f: Fields) -> Region:
     """Attention to a window.  transformers masks keys up to q - W, so W counts the query."""
+    if "sliding_window" in f.values and f.values["sliding_window"] is None:
+        raise SpecError("sliding_window is null, but a layer has a window; they contradict")
     return SlidingWindow(f.need("sliding_window"), **_heads(f))
 
 
@@ -214,23 +218,28 @@ def gemma4_full(f: Fields) -> Region:
 def mimo_sliding(f: Fields) -> Region:
     """MiMo-V2: windows have heads of their own.
 
-    Its files state the window twice. `sliding_window` is what masks it and counts the query, as
-    everywhere; the class of transformers takes `sliding_window_size` for the tokens before the
-    query, so a config object has a window of one more.
+    Its files state the window twice, alike, and it counts the query. The class of transformers
+    takes `sliding_window_size` for the tokens before the query: an object's other is one more.
     """
+    window, size = f.get("sliding_window"), f.count("sliding_window_size")
+    if size and window not in (None, size, size + 1):
+        raise SpecError(f"sliding_window {window} and sliding_window_size {size}; they contradict")
     own = {
         "num_attention_heads": f.get("swa_num_attention_heads"),
         "num_key_value_heads": f.get("swa_num_key_value_heads"),
         "head_dim": f.get("swa_head_dim"),
         "v_head_dim": f.get("swa_v_head_dim"),
-        "sliding_window": f.get("sliding_window") or f.get("sliding_window_size"),
+        "sliding_window": size or window,
     }
     return sliding(f.replaced(**own))
 
 
 def step_sliding(f: Fields) -> Region:
     """Step: `attention_other_setting` may give windows heads of their own."""
-    own = dict(f.get("attention_other_setting") or {})
+    own = f.get("attention_other_setting") or {}
+    if not isinstance(own, Mapping):
+        raise SpecError(f"attention_other_setting: wanted an object, got {own!r}")
+    own = dict(own)
     own["num_key_value_heads"] = own.get("num_attention_groups")
     names = ("num_attention_heads", "num_key_value_heads", "head_dim")
     return sliding(f.replaced(**{name: own[name] for name in names if own.get(name)}))

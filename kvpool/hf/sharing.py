@@ -8,7 +8,7 @@ from kvpool.status import SpecError
 
 def share_tail(f: Fields, kinds: list[str], layers: list) -> list:
     """Gemma: the last `num_kv_shared_layers` layers use the last earlier layer of their kind."""
-    first = len(layers) - (f.get("num_kv_shared_layers") or 0)
+    first = len(layers) - f.count("num_kv_shared_layers")
     for layer, kind in enumerate(kinds):
         if layer >= first:
             owners = [i for i in range(max(first, 0)) if kinds[i] == kind]
