@@ -103,6 +103,8 @@ def layer_from_json(number: int, data):
     refuse_unknown(where, data, {"retention", "buffers", *defaults})
     buffers: dict[str, tuple] = {}
     for item in objects(f"{where}, buffers", data.get("buffers", ()), {"name", "shape", "dtype"}):
+        if not isinstance(item["name"], str):
+            raise SpecError(f"{where}: wanted a buffer's name as text, got {item['name']!r}")
         if item["name"] in buffers:
             raise SpecError(f"{where}: two buffers of the name {item['name']!r}")
         buffers[item["name"]] = (item["shape"], item["dtype"])
@@ -113,6 +115,8 @@ def layer_from_json(number: int, data):
 def _tags_from_json(number: int, tags) -> dict:
     regions: dict = {}
     for item in objects(f"layer {number}, tags", tags, {"tag", "region"}):
+        if not isinstance(item["tag"], str):
+            raise SpecError(f"layer {number}: wanted a tag as text, got {item['tag']!r}")
         if item["tag"] in regions:
             raise SpecError(f"layer {number}: two regions of the tag {item['tag']!r}")
         regions[item["tag"]] = layer_from_json(number, item["region"])

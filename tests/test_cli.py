@@ -64,6 +64,18 @@ def test_rows_and_lengths_make_the_plan(capsys):
     assert line[-1] == "64"
 
 
+def test_a_budget_without_room_for_the_longest_length_still_answers(capsys):
+    text = run(capsys, "llama-3.1-8b", "--budget", "16GB")
+    assert "12,288.0 MiB for 3 rows of up to 32k tokens" in text
+    assert [line[-1] for line in cells(text, "128k") if len(line) == 7] == ["0"]
+
+
+def test_snapshots_take_the_place_of_requests(capsys):
+    """313 states of Qwen3-Next, of which 300 are snapshots."""
+    text = run(capsys, "qwen3-next-80b-a3b", "--budget", "64GiB", "--snapshots", 300)
+    assert "for 13 rows of up to 128k tokens" in text
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_example_configuration(capsys, path):
     text = run(capsys, path, "--budget", "80GiB", "--compare", "uniform")
@@ -137,7 +149,7 @@ def test_without_matplotlib_the_chart_names_the_extra(capsys, tmp_path, monkeypa
         (["gemma3-27"], "no preset 'gemma3-27'; there are gemma3-27b,"),
         (["missing.json"], "missing.json: no such file"),
         (["gemma3-27b", "--budget", "lots"], "--budget: wanted bytes like 64GiB"),
-        (["gemma3-27b", "--budget", "1GiB"], "one request of 131,072 tokens needs at least"),
+        (["gemma3-27b", "--budget", "100MiB"], "one request of 1,024 tokens needs at least"),
         (["gemma3-27b", "--budget", "1MiB", "--rows", "2"], "one token needs at least 8,126,464"),
         (["gemma3-27b", "--budget", "16GiB", "--rows", "0"], "max_seqs: .* got 0"),
         (["gemma3-27b", "--rows", "2"], "give --budget too"),

@@ -70,21 +70,25 @@ def report(question: Question) -> dict[str, Any]:
 
 
 def _plan(question: Question) -> Plan | None:
-    """The plan for the rows asked for, or for as many requests of the longest length as fit."""
+    """The plan for the rows asked for, or for the most requests of the longest length that fits."""
     if question.budget_bytes is None:
         if question.rows is not None or question.ratio is not None or question.snapshots:
             raise SpecError("--rows, --ratio and --snapshots divide a budget: give --budget too")
         return None
+    longest = question.longest
+    if question.rows is None:
+        fitting = [n for n in question.lengths if requests_in_budget(question, n)]
+        longest = max(fitting, default=min(question.lengths))
     limits: dict[str, Any] = {
         "max_seqs": question.rows,
-        "max_seq_len": question.longest,
-        "max_step_tokens": min(question.step_tokens, question.longest),
+        "max_seq_len": longest,
+        "max_step_tokens": min(question.step_tokens, longest),
         "snapshots": question.snapshots,
     }
     if question.rows is None:
-        limits["max_seqs"] = max(1, requests_in_budget(question, question.longest))
+        limits["max_seqs"] = max(1, requests_in_budget(question, longest))
         if question.ratio is None:
-            limits |= {"request_tokens": question.longest, "tail_only": question.tail_only}
+            limits |= {"request_tokens": longest, "tail_only": question.tail_only}
     return plan(question.spec, question.budget_bytes, ratio=question.ratio, **limits)
 
 

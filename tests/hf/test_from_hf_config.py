@@ -246,3 +246,15 @@ def test_draft_layers_are_a_spec_of_their_own():
 def test_a_nested_configuration_may_be_nested_twice():
     text = flat("qwen3", 2, 64, 4, 2)
     assert groups(read(nested("omni", nested("thinker", text)))) == [("full", 2)]
+
+
+def test_windows_that_are_switched_off_are_none():
+    """A null window is none, wherever the class of the model has a default."""
+    config = example("qwen3-32b") | {"use_sliding_window": True, "sliding_window": None}
+    assert groups(read(config)) == groups(read(example("qwen3-32b")))
+
+
+def test_the_dtype_of_a_nested_model_goes_before_that_around_it():
+    inner = example("llama-3.1-8b") | {"dtype": None, "torch_dtype": None}
+    outer = {"model_type": "x_vl", "torch_dtype": "float16", "text_config": inner}
+    assert read(outer).groups[0].region.buffers[0].dtype == "float16"

@@ -105,6 +105,19 @@ def test_every_field_that_may_be_asked_for_has_its_meaning():
         (flat("llama", 2, 64, 4, 3), "num_attention_heads 4 is no multiple of num_key_value_heads"),
         (flat("llama", 2, 64, "4"), "num_attention_heads: wanted an integer of at least 1"),
         (flat("qwen3", 2, 64, "4", 2), "num_attention_heads: wanted an integer of at least 1"),
+        (
+            example("gpt-oss-120b") | {"sliding_window": None},
+            "sliding_window is null, but a layer has a window; they contradict",
+        ),
+        (
+            example("mimo-v2-flash") | {"sliding_window_size": 256},
+            "sliding_window 128 and sliding_window_size 256; they contradict",
+        ),
+        (
+            CONFIGS["jamba-1.5-mini"] | {"attn_layer_offset": 8},
+            "attn_layer_offset 8 is not below attn_layer_period 8",
+        ),
+        (flat("cohere2", 2, 64, 4, sliding_window_pattern=-1), "sliding_window_pattern: wanted an"),
         (flat("llama", 0, 64, 4), "num_hidden_layers: wanted an integer of at least 1, got 0"),
         (flat("llama", 2, 64, 4, layer_types=7), "layer_types: wanted a list"),
         (
