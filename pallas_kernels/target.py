@@ -46,9 +46,17 @@ def target() -> str | None:
     if interpreting():
         return "interpreter"
     device = _device()
-    if device is None or device.platform not in ("gpu", "cuda"):
+    if device is None or device.platform not in ("gpu", "cuda") or _is_divided():
         return None
     return "gpu" if HOPPER <= _capability(device) < CONSUMER else None
+
+
+def _is_divided() -> bool:
+    """Whether XLA divides arrays over a mesh here; a kernel is not divided, but by a shard_map."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = jax.sharding.AxisType.Manual
+    sizes = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    return any(size > 1 and kind != manual for size, kind in sizes)
 
 
 def _capability(device) -> float:

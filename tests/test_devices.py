@@ -1,4 +1,4 @@
-"""The bookkeeping on one device, the blocks on another."""
+"""The bookkeeping on one device, the blocks on another; and blocks divided among devices."""
 
 import os
 import subprocess
@@ -46,3 +46,37 @@ def test_the_state_may_live_on_another_device_than_the_storage():
 def test_64_bit_mode_changes_no_dtype():
     same = "assert all(x.dtype in (jnp.int32, bool) for x in jax.tree.leaves(state))"
     run(CODE.replace("kv.check(state)", f"kv.check(state)\n{same}"), JAX_ENABLE_X64="1")
+
+
+DIVIDED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+import kvpool as kv
+
+mesh = jax.make_mesh((2,), ("rank",), axis_types=(AxisType.Auto,))
+spec = kv.CacheSpec.from_layers([kv.FullAttention(1, 8, dtype="float32")], block_size=4)
+plan = kv.plan(spec, num_blocks={"full": 8}, max_seqs=2, max_seq_len=16)
+state, storage = kv.init(spec, plan)  # what one rank keeps: one of two heads
+state, _ = kv.admit(state, np.array([0, 1]))
+state, _ = kv.reserve(state, np.array([6, 3]))
+k = jnp.arange(2 * 6 * 2 * 8, dtype="float32").reshape(2, 6, 2, 8)
+
+
+def step(state, blocks, k):
+    storage = jax.tree.unflatten(jax.tree.structure(kv.init_storage(spec, plan)), [blocks[0]])
+    view = kv.step_view(state, jnp.array([6, 3], jnp.int32))
+    storage = kv.write(storage, view, 0, {"k": k, "v": k})
+    return kv.read(storage, view, 0)[0]["k"]
+
+
+blocks = jnp.stack([storage.blocks[0]] * 2)
+heads = P(None, None, "rank")
+divided = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("rank"), heads), out_specs=heads)
+got = np.asarray(jax.jit(divided)(state, blocks, k))
+assert np.array_equal(got[0, :6], k[0]) and np.array_equal(got[1, :3], k[1, :3])
+assert not got[0, 6:].any() and not got[1, 3:].any()
+"""
+
+
+def test_each_rank_of_a_shard_map_has_heads_of_its_own():
+    run(DIVIDED)

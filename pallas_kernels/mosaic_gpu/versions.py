@@ -46,8 +46,7 @@ def _varying_as(others: tuple, array: jax.Array) -> jax.Array:
     """The array, which within a shard_map varies over all axes that the others vary over."""
 
     def axes_of(x) -> frozenset:
-        kind = jax.typeof(x)
-        return getattr(kind, "vma", None) or getattr(kind, "manual_axis_type", kind).varying
+        return jax.typeof(x).manual_axis_type.varying
 
     axes = frozenset().union(*map(axes_of, others)) - axes_of(array)
     return lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array

@@ -159,6 +159,13 @@ def test_a_traced_offset():
     assert same_bits(got, wanted)
 
 
+def test_64_bit_mode():
+    blocks, ids = random_bits(0, "uint16", (6, 256)), np.arange(3, dtype=np.int32)
+    wanted = np.concatenate([blocks[:3]] * 2)
+    with jax.enable_x64(True), interpreted():
+        assert same_bits(copy_blocks(blocks, ids, ids + 3), wanted)
+
+
 def test_a_race_is_found(monkeypatch):
     """Without the wait for a piece to arrive: the proofs above can fail."""
     monkeypatch.setattr(plgpu, "barrier_wait", lambda _: None)
