@@ -33,7 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command: 0, or 2 with one line on stderr when what was asked cannot be answered."""
     given = _parser().parse_args(arguments)
     try:
-        return given.run(given)
+        code = given.run(given)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read along has seen enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (SpecError, OSError) as error:
         print(f"kvpool: {error}", file=sys.stderr)
         return 2
