@@ -26,6 +26,7 @@ class BlockPool:
     num_free: jax.Array  # i32[P]
     holders: jax.Array  # i32[N], table columns and retains that name the block
     retained: jax.Array  # i32[N], the retains among them
+    unwritten: jax.Array | None  # i32[N], tokens that a held block lacks at its start; None: 0
     sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     @property
@@ -34,19 +35,24 @@ class BlockPool:
         return tuple(sum(self.sizes[:pool]) for pool in range(len(self.sizes)))
 
     def place(self, pool: jax.Array, ids: jax.Array) -> jax.Array:
-        """Index of block `ids` of `pool` in holders and retained; N for an absent id."""
+        """Index of block `ids` of `pool` in the arrays over N; N for an absent id."""
         valid = indices.is_valid(ids, indices.lookup(self.sizes, pool))
         return jnp.where(valid, indices.lookup(self.offsets, pool) + ids, sum(self.sizes))
 
 
-def init(sizes: tuple[int, ...]) -> BlockPool:
-    """Pools of `sizes` blocks, all free; a pool hands out its ids from 0 upwards."""
+def init(sizes: tuple[int, ...], may_lack: bool = False) -> BlockPool:
+    """Pools of `sizes` blocks, all free; a pool hands out its ids from 0 upwards.
+
+    Args:
+      may_lack: a held block may lack tokens at its start, which rows would have to know.
+    """
     free = np.concatenate([np.arange(size)[::-1] for size in sizes]).astype(np.int32)
     return BlockPool(
         free_ids=jnp.array(free),
         num_free=jnp.array(sizes, jnp.int32),
         holders=jnp.zeros(free.size, jnp.int32),
         retained=jnp.zeros(free.size, jnp.int32),
+        unwritten=jnp.zeros(free.size, jnp.int32) if may_lack else None,
         sizes=tuple(sizes),
     )
 
@@ -64,7 +70,8 @@ def allocate(pool: BlockPool, which: jax.Array, wanted: jax.Array) -> tuple[Bloc
     depth = indices.lookup(pool.num_free, which) - 1 - rank
     place = jnp.where(wanted & (depth >= 0), indices.lookup(pool.offsets, which) + depth, -1)
     ids = indices.take(pool.free_ids, place, NULL_BLOCK)
-    return hold(dataclasses.replace(pool, num_free=pool.num_free - counts), which, ids), ids
+    pool = dataclasses.replace(set_lacking(pool, which, ids, 0), num_free=pool.num_free - counts)
+    return hold(pool, which, ids), ids
 
 
 def hold(pool: BlockPool, which: jax.Array, ids: jax.Array) -> BlockPool:
@@ -98,6 +105,35 @@ def unhold(pool: BlockPool, which: jax.Array, ids: jax.Array) -> BlockPool:
         num_free=pool.num_free + counts,
         holders=holders,
     )
+
+
+def lacking(pool: BlockPool, which: jax.Array, ids: jax.Array) -> jax.Array:
+    """Tokens at its start that each block named lacks; 0 for an absent id."""
+    if pool.unwritten is None:
+        return jnp.zeros_like(ids)
+    return indices.take(pool.unwritten, pool.place(which, ids), 0)
+
+
+def set_lacking(pool: BlockPool, which: jax.Array, ids: jax.Array, tokens) -> BlockPool:
+    """Each block named lacks so many tokens at its start; absent ids are skipped."""
+    if pool.unwritten is None:
+        return pool
+    unwritten = indices.put(pool.unwritten, pool.place(which, ids), tokens)
+    return dataclasses.replace(pool, unwritten=unwritten)
+
+
+def go_on(pool: BlockPool, pool_of, ids: jax.Array, original: jax.Array, before) -> BlockPool:
+    """Rows go on in blocks `ids`, which had `before` tokens from `original` or have none of them.
+
+    Args:
+      pool_of: the pool of each of G groups.
+      ids: i32[G, R]; absent ids are skipped.
+      original: i32[G, R], the block itself or the one that it is to be a copy of; absent: none.
+      before: i32[G, R].
+    """
+    which = jnp.asarray(pool_of, jnp.int32)[:, None]
+    lacks = jnp.minimum(lacking(pool, which, original), before)
+    return set_lacking(pool, which, ids, jnp.where(original == NULL_BLOCK, before, lacks))
 
 
 def _freed_of_shared(places: jax.Array, before: jax.Array) -> jax.Array:

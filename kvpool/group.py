@@ -32,6 +32,15 @@ class Group:
         """Whether a row has one block, the recurrent state, instead of blocks of tokens."""
         return self.region.kind == regions.STATE
 
+    @property
+    def short_chunks(self) -> bool:
+        """Whether a block can hold several chunks.
+
+        Then a row that went back to the start of one, in a fresh block that lacks the tokens before
+        it, may be asked to go back to another in the same block.
+        """
+        return self.region.kind == regions.CHUNK and self.region.span < self.block_size
+
     @functools.cached_property
     def buffer_offsets(self) -> tuple[int, ...]:
         """Bytes from a layer's start to each of its buffers, and at the end the layer's bytes."""

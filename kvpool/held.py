@@ -86,14 +86,14 @@ def lengths_after(groups: tuple["Group", ...], lengths: Lengths, target: IntArra
 
 
 def half_full(groups: tuple["Group", ...], length: IntArray) -> tuple[IntArray, IntArray]:
-    """(column, inside) [G, R]: the column `length` [R] falls into, and whether it cuts its block.
+    """(column, before) [G, R]: the column `length` [R] falls into, and the tokens before it there.
 
-    A state group's is column 0, which nothing cuts.
+    A length cuts a block where `before` > 0. A state group's is column 0, which nothing cuts.
     """
     stack = length.__array_namespace__().stack
     columns = [length * 0 if group.is_state else group.column_of(length) for group in groups]
-    cuts = [
-        length < 0 if group.is_state else column * group.block_size != length
+    before = [
+        column if group.is_state else length - column * group.block_size
         for group, column in zip(groups, columns, strict=True)
     ]
-    return stack(columns), stack(cuts)
+    return stack(columns), stack(before)

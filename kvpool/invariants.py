@@ -15,7 +15,7 @@ def check(state: State) -> None:
 
     Free and held blocks make up each pool; no id stands twice in a free stack; each holder count
     equals the table columns and retains that name the block; a row holds exactly the columns that
-    its lengths call for.
+    its lengths call for, and in them all that a query at its settled length reads.
 
     Raises:
       InvariantError: naming the group and the block or row, or the faults that are set.
@@ -67,6 +67,25 @@ def _check_table(state: State, index: int, held: Held) -> None:
         lambda row, column: (
             f"group {name}, row {row}: column {column} is dead or not held at settled length "
             f"{state.seq_lens[row]}, but names block {ids[row, column]}"
+        ),
+    )
+    _check_written(state, index, ids)
+
+
+def _check_written(state: State, index: int, ids: jax.Array) -> None:
+    group, pool = state.plan.spec.groups[index], state.plan.pool_of[index]
+    unwritten = state.pool.unwritten
+    if unwritten is None:
+        return
+    first = group.region.first_read(state.seq_lens)[:, None]
+    unread = np.maximum(first - np.arange(ids.shape[1]) * group.block_size, 0)
+    lacks = unwritten[state.pool.offsets[pool] + np.maximum(ids, 0)]
+    _require(
+        (ids == NULL_BLOCK) | ((lacks >= 0) & (lacks <= unread)),
+        lambda row, column: (
+            f"group {group.name}, row {row}: block {ids[row, column]} in column {column} lacks its "
+            f"first {lacks[row, column]} tokens, but a query at settled length "
+            f"{state.seq_lens[row]} reads all but {unread[row, column]}"
         ),
     )
 

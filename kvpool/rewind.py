@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from kvpool import arguments, indices, tables
+from kvpool import arguments, block_pool, indices, tables
 from kvpool.cache import give_back
 from kvpool.grants import first_fault, serve
 from kvpool.held import Lengths, half_full, held_columns
@@ -24,7 +24,8 @@ def truncate(state: State, seq_lens):
     Returns:
       (state, Result with R = S). A row is UNREACHABLE, and unchanged, when a window, chunk or state
       group no longer holds what a query at the shorter length reads. A cut inside a block that has
-      other holders takes a copy of it, owed in `copies`.
+      other holders takes a copy of it, owed in `copies`. A cut at the start of a chunk, inside a
+      block that is held no more, takes a fresh one, which lacks what comes before.
 
     Raises:
       ValueError: for seq_lens of another shape or kind.
@@ -41,7 +42,7 @@ def _truncate(state, seq_lens):
         (~_reachable(state, seq_lens), Status.UNREACHABLE),
     )
     length = jnp.where(status == Status.OK, seq_lens, 0)
-    column, tail, wanted = _cut_blocks(state, length)
+    column, before, tail, wanted = _cut_blocks(state, length)
     result = serve(state, wanted.astype(jnp.int32), status)
     wanted &= result.granted
     pool, ids = allocate_one_each(state.plan, state.pool, wanted)
@@ -52,7 +53,9 @@ def _truncate(state, seq_lens):
     groups = jnp.arange(len(state.plan.pool_of), dtype=jnp.int32)[:, None]
     rows = jnp.arange(state.seq_lens.shape[0], dtype=jnp.int32)[None]
     table = tables.put(state.table, groups, rows, column, ids, ids != NULL_BLOCK)
-    state = dataclasses.replace(state, table=table)
+    own = jnp.where(wanted, ids, jnp.where(result.granted, tail, NULL_BLOCK))
+    pool = block_pool.go_on(state.pool, state.plan.pool_of, own, tail, before)
+    state = dataclasses.replace(state, table=table, pool=pool)
     copies = {
         group.name: (jnp.where(wanted[g], tail[g], NULL_BLOCK), ids[g])
         for g, group in enumerate(state.plan.spec.groups)
@@ -64,31 +67,42 @@ def _truncate(state, seq_lens):
 def _reachable(state: State, length: jax.Array) -> jax.Array:
     """bool[S]: every group still holds what a query at `length` <= seq_lens reads."""
     reachable = jnp.ones(length.shape, bool)
-    for group in state.plan.spec.groups:
+    for index, group in enumerate(state.plan.spec.groups):
         if group.is_state:
             reachable &= (length == 0) | (length == state.seq_lens)
         elif group.region.span:
-            no_past = group.region.first_read(length) >= length
-            reachable &= no_past | (
-                group.dead_columns(length) >= group.dead_columns(state.seq_lens)
-            )
+            first = group.region.first_read(length)
+            column = group.column_of(first)
+            held = column >= group.dead_columns(state.seq_lens)
+            if group.short_chunks:
+                held &= first - column * group.block_size >= _lacking(state, index, column)
+            reachable &= (first >= length) | held
     return reachable
+
+
+def _lacking(state: State, group: int, column: jax.Array) -> jax.Array:
+    """Tokens i32[S] at the start of every row's block in `column` i32[S] that it lacks."""
+    rows = jnp.arange(column.shape[0], dtype=jnp.int32)
+    ids = tables.take(state.table, group, rows, column)
+    return block_pool.lacking(state.pool, jnp.full_like(ids, state.plan.pool_of[group]), ids)
 
 
 def _cut_blocks(state: State, length: jax.Array):
     """The block that each cut falls into, and whether the row needs one of its own for it.
 
     Returns:
-      (column i32[G, S], block id i32[G, S], wanted bool[G, S]).  Wanted where the block has other
-      holders, or is held no more: a cut at the start of a chunk needs none of the past.
+      (column i32[G, S], tokens before the cut in its block i32[G, S], block id i32[G, S], wanted
+      bool[G, S]).  Wanted where the block has other holders, or is held no more: a cut at the start
+      of a chunk needs none of the past.
     """
     spec, rows = state.plan.spec, jnp.arange(length.shape[0], dtype=jnp.int32)
-    column, cut = half_full(spec.groups, length)
+    column, before = half_full(spec.groups, length)
+    cut = before > 0
     groups = jnp.arange(len(spec.groups), dtype=jnp.int32)[:, None]
     ids = tables.take(state.table, groups, rows[None], column, cut)
     pools = jnp.asarray(state.plan.pool_of, jnp.int32)[:, None]
     holders = indices.take(state.pool.holders, state.pool.place(pools, ids), 0)
-    return column, ids, cut & (holders != 1)
+    return column, before, ids, cut & (holders != 1)
 
 
 def _given_back(state: State, length: jax.Array, replaced: jax.Array):

@@ -28,7 +28,8 @@ class Prefix:
     """A sequence's beginning that others hold: R rows can start from it.
 
     `blocks` has for every group the ids of columns 0, 1, ... as in a block table, NULL_BLOCK where
-    no query at `length` reads; a state group has one column, the snapshot taken at `length`.
+    nothing is held and no query at `length` reads; a state group has one column, the snapshot taken
+    at `length`.
     """
 
     length: jax.Array  # i32[] for every row, or i32[R]
@@ -45,7 +46,7 @@ def admit(state: State, rows, prefix: Prefix | None = None):
 
     Returns:
       (state, Result). A row is UNREACHABLE when a column that a query at the prefix's length reads
-      is NULL or held by nobody.
+      is NULL, held by nobody, or a block that lacks such tokens since a `truncate` took it.
 
     Raises:
       ValueError, SpecError: for arguments of another shape or kind, an unknown group.
@@ -100,7 +101,7 @@ def _row_faults(state, rows, asked):
 
 @jax.jit
 def _admit_at(state, rows, length, source):
-    plan = state.plan
+    plan, source = state.plan, _of_held(state, source)
     in_range = (length >= 0) & (length <= plan.max_seq_len)
     safe = jnp.where(in_range, length, 0)
     held = held_columns(plan.spec.groups, Lengths.exactly(safe))
@@ -118,18 +119,27 @@ def _admit_at(state, rows, length, source):
     return _join(state, result, rows, safe, source_rows, held, own, source)
 
 
+def _of_held(state: State, source: BlockTable) -> BlockTable:
+    """`source` with NULL_BLOCK for every block that nobody holds."""
+    pools = jnp.asarray(np.repeat(state.plan.pool_of, source.columns), jnp.int32)
+    places = state.pool.place(pools, source.block_ids)
+    held = indices.take(state.pool.holders, places, 0) > 0
+    return dataclasses.replace(source, block_ids=jnp.where(held, source.block_ids, NULL_BLOCK))
+
+
 def _reachable(state: State, length: jax.Array, wanted: Held, source: BlockTable) -> jax.Array:
-    """bool[R]: every column that a query at `length` reads, of those `wanted`, has a holder."""
+    """bool[R]: the columns `wanted` have all that a query at `length` reads."""
     reachable = jnp.ones(length.shape, bool)
     for index, group in enumerate(state.plan.spec.groups):
-        ids = tables.of_group(source, index)
-        pool = jnp.full(ids.shape, state.plan.pool_of[index], jnp.int32)
-        held = indices.take(state.pool.holders, state.pool.place(pool, ids), 0) > 0
+        ids, first = tables.of_group(source, index), group.region.first_read(length)
         start, stop = wanted.start[index], wanted.stop[index]
         column = jnp.arange(ids.shape[1], dtype=jnp.int32)
         read = (column >= start[:, None]) & (column < stop[:, None])
-        found = jnp.all(held | ~read, axis=1) & (stop <= ids.shape[1])
-        reachable &= found | (group.region.first_read(length) >= length)
+        pool = jnp.full_like(ids, state.plan.pool_of[index])
+        unread = jnp.maximum(first[:, None] - column * group.block_size, 0)
+        found = (ids != NULL_BLOCK) & (block_pool.lacking(state.pool, pool, ids) <= unread)
+        found = jnp.all(found | ~read, axis=1) & (stop <= ids.shape[1])
+        reachable &= found | (first >= length)
     return reachable
 
 
@@ -140,12 +150,13 @@ class Own:
 
     wanted: jax.Array  # bool[G, R]
     column: jax.Array  # i32[G, R]
+    before: jax.Array  # i32[G, R], tokens of the sequence in a half-full block
 
 
 def _own_columns(plan: Plan, length: jax.Array) -> Own:
-    column, cut = half_full(plan.spec.groups, length)
+    column, before = half_full(plan.spec.groups, length)
     is_state = np.array([group.is_state for group in plan.spec.groups])[:, None]
-    return Own(cut | (is_state & (length > 0)), column)
+    return Own((before > 0) | (is_state & (length > 0)), column, before)
 
 
 def _join(state, result: Result, rows, length, source_rows, held: Held, own: Own, source=None):
@@ -162,6 +173,7 @@ def _join(state, result: Result, rows, length, source_rows, held: Held, own: Own
     if source is None:  # a fork's source holds it; the scatter must derive from what was read
         fresh &= original != NULL_BLOCK
     table = tables.put(table, groups, rows[None], own.column, ids, fresh)
+    pool = block_pool.go_on(pool, state.plan.pool_of, ids, original, own.before)
     joined = jnp.where(result.granted, rows, -1)
     live = indices.put(state.live, joined, True)
     state = dataclasses.replace(state, table=table, pool=pool, live=live)

@@ -60,7 +60,7 @@ def init_state(spec: CacheSpec, plan: Plan, device=None) -> State:
         tail=rows(),
         live=jnp.zeros(plan.max_seqs, bool),
         table=tables.init(plan.max_seqs, tuple(map(plan.columns, spec.groups))),
-        pool=block_pool.init(plan.pool_sizes),
+        pool=block_pool.init(plan.pool_sizes, any(group.short_chunks for group in spec.groups)),
         faults=jnp.zeros((), jnp.int32),
         plan=plan,
     )

@@ -43,10 +43,8 @@ class Oracle(Ledger):
         if length > self.max_len:
             return "TOO_LONG"
         for g in self.groups:
-            ids = blocks.get(g.name, [])
-            for c in self._needed(g, length):
-                if c >= len(ids) or ids[c] in (ABSENT, UNHELD):
-                    return "UNREACHABLE"
+            if not self._readable(g, length, dict(enumerate(blocks.get(g.name, [])))):
+                return "UNREACHABLE"
         return None
 
     def reserve(self, num, each: bool = False, tail_only: bool = False) -> Result:
@@ -103,11 +101,15 @@ class Oracle(Ledger):
         for r, m in enumerate(lens):
             if not result.granted[r]:
                 continue
-            for name, c in fresh[r].items():
-                old = self.rows[r].table[name].pop(c, None)
-                self.rows[r].table[name][c] = new = self._take()
-                if old is not None:
-                    result.copies[name].add((old, new))
+            for g in self.groups:
+                table, c = self.rows[r].table[g.name], m // g.block
+                if g.name in fresh[r]:
+                    old, table[c] = table.get(c, ABSENT), self._take()
+                    self._goes_on(table[c], m % g.block, old)
+                    if old is not ABSENT:
+                        result.copies[g.name].add((old, table[c]))
+                elif g.kind != "state" and m % g.block:
+                    self._goes_on(table[c], m % g.block, table[c])
             self._settle(self.rows[r], Span.exact(m))
         return result
 
@@ -121,8 +123,7 @@ class Oracle(Ledger):
             return "BAD_ARGUMENT"
         for g in self.groups:
             lost = g.kind == "state" and 0 < m < s.n
-            past = g.kind in WINDOWED and g.first_read(m) < m
-            if lost or (past and g.dead(m) < g.dead(s.n)):
+            if lost or not self._readable(g, m, self.rows[r].table[g.name]):
                 return "UNREACHABLE"
         return None
 
@@ -153,8 +154,6 @@ class Oracle(Ledger):
                     for name, t in self.rows[s].table.items()
                 }
                 self._place(d, n, blocks, result)
-        for g in self.groups:  # a half-full tail is copied whether or not a query reads it
-            result.copies[g.name] |= result.maybe[g.name]
         return result
 
     def _fork_fault(self, s: int, d: int, named: set) -> str | None:

@@ -5,7 +5,7 @@ Every question is answered by counting again; nothing is kept up to date beside 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -80,13 +80,12 @@ class Row:
 
 @dataclass
 class Result:
-    """What a verb answers; `copies` are owed, `maybe` may be among them or not."""
+    """What a verb answers; `copies` are owed."""
 
     status: list[str]
     ok: bool = True
     shortfall: dict[str, int] = field(default_factory=dict)
     copies: dict[str, set] = field(default_factory=dict)
-    maybe: dict[str, set] = field(default_factory=dict)
     blocks: dict[str, list] = field(default_factory=dict)
 
     @property
@@ -102,6 +101,7 @@ class Ledger:
         self.max_len, self.max_step = max_len, max_step
         self.rows: list[Row | None] = [None] * rows
         self.retained = {p: Counter() for p in pools}
+        self.never = defaultdict(set)  # block -> its places that were neither written nor copied
         self.fault = False
         self._next = 0
 
@@ -155,17 +155,22 @@ class Ledger:
             status = [word if f is None else f for f in own]
         result = Result(status, all(s in ("OK", "SKIPPED") for s in status), short)
         result.copies = {g.name: set() for g in self.groups}
-        result.maybe = {g.name: set() for g in self.groups}
         return result
 
-    @staticmethod
-    def _needed(g: Group, length: int) -> range:
-        """Columns with a position that a query at `length` reads."""
+    def _goes_on(self, block, place: int, source=ABSENT) -> None:
+        """A row writes on in `block` from `place`; what comes before is what `source` has of it."""
+        before = set(range(place))
+        self.never[block] = before if source in (ABSENT, UNHELD) else before & self.never[source]
+
+    def _readable(self, g: Group, length: int, blocks: dict) -> bool:
+        """Whether blocks {column: block} have every position that a query at `length` reads."""
         if g.kind == "state":
-            return range(min(length, 1))
-        if g.first_read(length) == length:
-            return range(0)
-        return range(g.dead(length), cdiv(length, g.block))
+            return length == 0 or blocks.get(0, ABSENT) not in (ABSENT, UNHELD)
+        return all(
+            blocks.get(p // g.block, ABSENT) not in (ABSENT, UNHELD)
+            and p % g.block not in self.never[blocks[p // g.block]]
+            for p in range(g.first_read(length), length)
+        )
 
     def _own_blocks(self, n: int) -> Counter:
         """Blocks that cannot be shared at length n: half-full tails and states."""
@@ -182,9 +187,9 @@ class Ledger:
                     row.table[g.name][c] = src
                     continue
                 row.table[g.name][c] = own = self._take()
+                self._goes_on(own, 0 if g.kind == "state" else length % g.block, src)
                 if src not in (ABSENT, UNHELD):
-                    needed = c in self._needed(g, length)
-                    (result.copies if needed else result.maybe)[g.name].add((src, own))
+                    result.copies[g.name].add((src, own))
 
     def _gaps(self, span: Span) -> list[Group]:
         """The groups in which these lengths leave columns out."""

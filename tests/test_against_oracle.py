@@ -15,6 +15,8 @@ SETUPS = [
     Setup((("chunk", 6), "all", "state"), (6, 7, 5), block=4, max_len=20, step=6),
     Setup((("comp", 4), ("window", 3), ("chunk", 3)), (6, 9, 8), block=3, max_len=18, step=6),
     Setup((("window", 1), ("chunk", 4), "all"), (12, 10, 30), block=2, max_len=24, step=9),
+    Setup((("chunk", 2), ("window", 1), "all"), (6, 7, 12), block=4, max_len=20, step=6),
+    Setup((("chunk", 3),), (8,), block=8, max_len=30, step=9),
 ]
 ABSURD = (-2, -9, 17, 1000, I32MAX, I32MIN)
 COUNTS = st.sampled_from((0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 9, 12, -1, *ABSURD))
@@ -65,6 +67,14 @@ class Bookkeeping(RuleBasedStateMachine):
         for r, back in enumerate(near):
             lens[r] = lens[r] if back is None else self.both.n(r) - back
         self.both.truncate(lens)
+
+    @rule(row=st.integers(0, 2), chunks=st.integers(0, 3), back=st.integers(0, 2))
+    def start_a_chunk_again(self, row, chunks, back):
+        """And then go back a little further, into what need not be held."""
+        start = self.both.chunk_start(row, chunks)
+        if start > 0:
+            self.both.truncate({row: start})
+            self.both.truncate({row: start - back})
 
     @rule(src=triple(ROWS), dst=triple(ROWS))
     def fork(self, src, dst):

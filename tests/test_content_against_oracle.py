@@ -11,6 +11,8 @@ from world import World
 SETUPS = [
     MIXED,
     Setup((("chunk", 6), ("comp", 3), ("window", 5)), (7, 9, 8), block=4, max_len=20, step=6),
+    Setup((("chunk", 2), ("window", 1), "all"), (8, 7, 12), block=4, max_len=20, step=6),
+    Setup((("chunk", 3),), (8,), block=8, max_len=30, step=9),
 ]
 
 
@@ -47,6 +49,14 @@ class Content(RuleBasedStateMachine):
     def truncate(self, back):
         lens = [-1 if b is None else max(self.world.n(r) - b, 0) for r, b in enumerate(back)]
         self.world.truncate(lens)
+
+    @rule(row=st.integers(0, 2), chunks=st.integers(0, 3), back=st.integers(0, 2))
+    def start_a_chunk_again(self, row, chunks, back):
+        """And then go back a little further, into what need not be held."""
+        start = self.world.chunk_start(row, chunks)
+        if start > 0:
+            self.world.truncate({row: start})
+            self.world.truncate({row: start - back})
 
     @rule(row=st.integers(0, 2))
     def release(self, row):
