@@ -44,7 +44,13 @@ from kvpool.storage import (
     write,
     write_state,
 )
-from kvpool.variants import per_rank, with_dtype, with_window_blocks, without_regions
+from kvpool.variants import (
+    per_rank,
+    with_dtype,
+    with_pooling,
+    with_window_blocks,
+    without_regions,
+)
 
 
 def init(spec: CacheSpec, plan: Plan, device=None) -> tuple[State, Storage]:
@@ -120,6 +126,7 @@ __all__ = [
     "truncate",
     "with_draft",
     "with_dtype",
+    "with_pooling",
     "with_window_blocks",
     "without_regions",
     "write",

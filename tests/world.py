@@ -26,9 +26,7 @@ def layers_of(setup: Setup, recurrent: bool):
     """(layer, {buffer: shape of an entry}) of the token layers, or of the recurrent ones."""
     for layer, kind in enumerate(setup.kinds):
         if (kind == "state") == recurrent:
-            comp = isinstance(kind, tuple) and kind[0] == "comp"
-            kv_shapes = {"entry": (4,)} if comp else {"k": (1, 4), "v": (1, 4)}
-            yield layer, {"sum": (2,)} if recurrent else kv_shapes
+            yield layer, setup.shapes(layer)
 
 
 def _write_tokens(setup, storage, view, values):
