@@ -18,7 +18,7 @@ WIDTH = 32  # bits of a word
 
 def count(used: jax.Array) -> jax.Array:
     """Bits that are set in each row of words u32[K, W], i32[K]."""
-    return jnp.sum(lax.populationcount(used), axis=1, dtype=jnp.uint32).astype(jnp.int32)
+    return jnp.sum(lax.population_count(used), axis=1, dtype=jnp.uint32).astype(jnp.int32)
 
 
 def is_lowest(bits: jax.Array, place: jax.Array) -> jax.Array:
@@ -35,7 +35,7 @@ def nth_unset(used: jax.Array, depth: jax.Array) -> jax.Array:
     unused = ~used
     bits, place = unused[:, 0], jnp.zeros_like(depth)
     if unused.shape[1] > 1:
-        counts = lax.populationcount(unused).astype(jnp.int32)
+        counts = lax.population_count(unused).astype(jnp.int32)
         ends = running_sum(counts)
         word = jnp.sum(ends <= depth[:, None], axis=1, dtype=jnp.int32)
         here = jnp.arange(unused.shape[1], dtype=jnp.int32) == word[:, None]
@@ -43,7 +43,7 @@ def nth_unset(used: jax.Array, depth: jax.Array) -> jax.Array:
         depth = depth - jnp.sum(jnp.where(here, ends - counts, 0), axis=1, dtype=jnp.int32)
         place = word * WIDTH
     for width in (16, 8, 4, 2, 1):
-        low = lax.populationcount(bits & np.uint32((1 << width) - 1)).astype(jnp.int32)
+        low = lax.population_count(bits & np.uint32((1 << width) - 1)).astype(jnp.int32)
         beyond = depth >= low
         bits = jnp.where(beyond, bits >> np.uint32(width), bits)
         depth = jnp.where(beyond, depth - low, depth)
@@ -61,3 +61,10 @@ def add(used: jax.Array, slab: jax.Array, place: jax.Array, sign: int) -> jax.Ar
     word = jnp.where(slab < 0, NULL_BLOCK, slab * words + lax.div(place, np.int32(WIDTH)))
     bit = _bit(place) if sign > 0 else -_bit(place)
     return indices.add(used.reshape(-1), word, bit).reshape(used.shape)
+
+
+def packed(chosen: jax.Array, words: int) -> jax.Array:
+    """Rows of bool[R, n] as rows of `words` words."""
+    chosen = jnp.pad(chosen, ((0, 0), (0, words * WIDTH - chosen.shape[1])))
+    bits = chosen.reshape(-1, words, WIDTH) * (np.uint32(1) << np.arange(WIDTH, dtype=np.uint32))
+    return jnp.sum(bits, axis=2, dtype=jnp.uint32)

@@ -123,18 +123,13 @@ def shortfall(pool: BlockPool, asked: jax.Array) -> jax.Array:
     return jnp.maximum(asked - have, 0)
 
 
-def slab_owners(pool: BlockPool) -> jax.Array:
-    """The pool whose blocks lie in each slab i32[S], NULL_BLOCK of a free one; looks at all blocks.
-
-    The pools' verbs know whose slab they have at hand, so nothing keeps this up to date.
-    """
-    owners = jnp.full(0 if pool.slabs is None else pool.slabs.count, NULL_BLOCK, jnp.int32)
-    for number, each in enumerate(pool.per_slab):
-        if each:
-            start = pool.offsets[number]
-            held = pool.holders[start : start + pool.sizes[number]].reshape(-1, each) > 0
-            owners = jnp.where(jnp.any(held, axis=1), jnp.int32(number), owners)
-    return owners
+def held_in_slabs(pool: BlockPool) -> list[jax.Array | None]:
+    """For each pool bool[S, per_slab], which blocks of its slabs are held; None: it has a stack."""
+    of_pools: list[jax.Array | None] = []
+    for start, size, each in zip(pool.offsets, pool.sizes, pool.per_slab, strict=True):
+        held = pool.holders[start : start + size].reshape(-1, each) > 0 if each else None
+        of_pools.append(held)
+    return of_pools
 
 
 def allocate(pool: BlockPool, which: jax.Array, wanted: jax.Array) -> tuple[BlockPool, jax.Array]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvpool.bits import WIDTH
-from kvpool.block_pool import BlockPool
+from kvpool.block_pool import BlockPool, held_in_slabs
 from kvpool.slabs import Slabs
 
 
@@ -16,8 +16,11 @@ def check(pool: BlockPool, require) -> None:
     if pool.slabs is None:
         return
     slabs, count = pool.slabs, pool.slabs.count
-    held = {number: _held(pool, number) for number, each in enumerate(pool.per_slab) if each}
-    owners = sum(blocks.any(axis=1).astype(np.int32) for blocks in held.values())
+    of_pools = enumerate(held_in_slabs(pool))
+    held = {number: np.asarray(blocks) for number, blocks in of_pools if blocks is not None}
+    owners = np.zeros(count, np.int32)
+    for blocks in held.values():
+        owners += blocks.any(axis=1)
     require(
         owners <= 1,
         lambda slab: f"slab {slab}: blocks of {owners[slab]} pools lie in it and have holders",
@@ -37,12 +40,6 @@ def check(pool: BlockPool, require) -> None:
     _check_stack(slabs, require, "the free stack", 0, slabs.num_free, owners == 0)
     for number, blocks in held.items():
         _check_pool(slabs, require, number, blocks)
-
-
-def _held(pool: BlockPool, number: int):
-    """bool[S, per_slab]: the pool's block there has a holder."""
-    start, each = pool.offsets[number], pool.per_slab[number]
-    return (pool.holders[start : start + pool.sizes[number]] > 0).reshape(-1, each)
 
 
 def _check_pool(slabs: Slabs, require, number: int, held) -> None:

@@ -8,6 +8,7 @@ number of blocks of one slab can come and go in a pass, since bits add up in wha
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import chex
 import jax
@@ -237,6 +238,41 @@ def _restack(
         slabs,
         stacks=indices.put(slabs.stacks, to, jnp.concatenate([slab, placed])),
         height=indices.put(slabs.height, placed, height),
+    )
+
+
+def rebuilt(slabs: Slabs, held: Sequence[jax.Array | None]) -> Slabs:
+    """The slabs whose used places are those `held`, bool[S, per_slab] of each pool that has slabs.
+
+    Of open slabs the fullest stand on top. Looks at all blocks.
+    """
+    count, words = slabs.used.shape
+    used = jnp.zeros_like(slabs.used)
+    height = jnp.full(count, NULL_BLOCK, jnp.int32)
+    stacks, num_open, spare = [], [], []
+    for each, of_pool in zip(slabs.per_slab, held, strict=True):
+        blocks = jnp.zeros(count, jnp.int32)
+        if of_pool is not None:
+            used |= bits.packed(of_pool, words)
+            blocks = jnp.sum(of_pool, axis=1, dtype=jnp.int32)
+        is_open = (blocks > 0) & (blocks < each)
+        stack = jnp.argsort(jnp.where(is_open, blocks, each)).astype(jnp.int32)
+        num_open.append(jnp.sum(is_open, dtype=jnp.int32))
+        spare.append(jnp.sum(jnp.where(is_open, each - blocks, 0), dtype=jnp.int32))
+        if of_pool is not None:
+            stacks.append(stack)
+            of_stack = jnp.where(jnp.arange(count) < num_open[-1], stack, NULL_BLOCK)
+            height = indices.put(height, of_stack, jnp.arange(count, dtype=jnp.int32))
+    is_free = bits.count(used) == 0
+    free = jnp.argsort(jnp.where(is_free, -jnp.arange(count), 1)).astype(jnp.int32)
+    return dataclasses.replace(
+        slabs,
+        stacks=jnp.concatenate([free, *stacks]),
+        num_free=jnp.sum(is_free, dtype=jnp.int32),
+        num_open=jnp.stack(num_open),
+        used=used,
+        height=height,
+        spare=jnp.stack(spare),
     )
 
 
