@@ -140,9 +140,8 @@ def test_it_runs_under_jit():
 
 
 def test_memory_of_a_group_s_own_is_not_touched():
-    setup = dataclasses.replace(
-        SETUP, pooling="independent", memory=None, slab=None, blocks=(9, 9, 9)
-    )
+    alone = {"pooling": "independent", "memory": None, "slab": None, "blocks": (12, 12, 12)}
+    setup = dataclasses.replace(SETUP, **alone)
     state, storage = kv.init(setup.spec, setup.plan)
     state, _ = kv.admit(state, i32([0, 1]))
     state, _ = kv.reserve(state, i32([3, 1] + [0] * 10))
