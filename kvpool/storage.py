@@ -4,6 +4,11 @@ The verbs work eagerly and under jit, and never copy a donated storage. XLA orde
 later write only where the write depends on what was read, and else copies the whole array: in a
 step, write a layer's tokens first and read them then. A recurrent state is read first, and every
 buffer that was read has to take part in what is written.
+
+Where groups share an array this holds across them: what one group's write brings must depend on
+what was read of the others before. Where it does not, as for attention and state heads side by
+side, the CPU's compiler needs the option `xla_cpu_copy_insertion_use_region_analysis`; a GPU's does
+not.
 """
 
 import dataclasses

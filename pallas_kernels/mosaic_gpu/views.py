@@ -40,6 +40,8 @@ class View:
         width = self.words(size, values.dtype)
         narrow = max(1, self.unit // values.dtype.itemsize)
         split = (*lead, width, narrow) if narrow > 1 else (*lead, size)
+        # As words of their own first: a CPU moves bfloat16 by way of float32 and loses NaN bits.
+        values = lax.bitcast_convert_type(values, f"uint{8 * values.dtype.itemsize}")
         return lax.bitcast_convert_type(values.reshape(split), self.dtype).reshape(*lead, width)
 
     def from_words(self, words: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:

@@ -68,7 +68,6 @@ class Layout:
 
 ROW = Layout()
 SLABS = (Layout(1, 3), Layout(3, 16), Layout(11, 5))
-LAYOUTS = (ROW, *SLABS)
 # Every dtype, and every layout with words of 1, 2 and 4 bytes.
 IN_SLABS = [(name, SLABS[number % len(SLABS)]) for number, name in enumerate(DTYPES)]
 IN_SLABS += [("float32", SLABS[2])]

@@ -45,8 +45,9 @@ def copied(blocks, src, dst):
 
 
 @pytest.mark.parametrize("word", [np.uint8, np.uint16, np.uint32])
-@pytest.mark.parametrize("pieces", [0.01, 1, 2.3])
-@pytest.mark.parametrize("layout", [ROW, Layout(3, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("pieces", "layout"), [(0.01, ROW), (1, ROW), (2.3, ROW), (2.3, Layout(3, 5))], ids=str
+)
 def test_copies_of_whole_blocks(word, pieces, layout):
     width = layout.width(int(pieces * PIECE_BYTES) // np.dtype(word).itemsize, word)
     blocks = random_bits(1, np.dtype(word).name, (9, width))

@@ -9,7 +9,8 @@ import pytest
 from kernel_cases import (
     DTYPES,
     IN_SLABS,
-    LAYOUTS,
+    ROW,
+    SLABS,
     narrower_words,
     poisoned,
     random_bits,
@@ -45,8 +46,15 @@ def test_every_dtype_in_slabs(name, layout):
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize(("entries", "head"), SIZES)
 def test_every_size_of_every_dtype(name, entries, head):
-    for layout in LAYOUTS:
-        check(name, entries, (3, head), word_of(name), layout=layout)
+    check(name, entries, (3, head), word_of(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("layout", SLABS, ids=str)
+@pytest.mark.parametrize(("entries", "head"), DIAGONAL)
+def test_every_dtype_in_all_slabs(name, layout, entries, head):
+    check(name, entries, (3, head), word_of(name), tokens=20, layout=layout)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +63,7 @@ def test_every_size_of_every_dtype(name, entries, head):
     ids=str,
 )
 def test_words_narrower_than_the_dtype(name, word):
-    for layout in (LAYOUTS[0], LAYOUTS[-1]):
+    for layout in (ROW, SLABS[-1]):
         check(name, 3, (3, 8), word, layout=layout)
 
 
@@ -80,7 +88,7 @@ def test_nothing_to_move():
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e5m2"])
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[-1]], ids=str)
+@pytest.mark.parametrize("layout", [ROW, SLABS[-1]], ids=str)
 def test_a_traced_offset_in_a_loop(name, layout):
     """Layers in a scan: the same bits as with offsets that are known."""
     layers, entries, each, count = 3, 4, 16, BLOCKS * layout.per_row
@@ -175,7 +183,7 @@ def test_gpu_kernels_are_refused_where_there_is_no_gpu():
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[-1]], ids=str)
+@pytest.mark.parametrize("layout", [ROW, SLABS[-1]], ids=str)
 def test_several_buffers_in_one_call(implementation, layout):
     """Buffers of other sizes and dtypes, one of them not at 16 bytes, and the bytes between."""
     rng, entries, count, width = np.random.default_rng(0), 4, BLOCKS * layout.per_row, 96
