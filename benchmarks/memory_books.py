@@ -8,7 +8,7 @@ import numpy as np
 
 import kvpool as kv
 from kvpool.held import Lengths, held_columns, lengths_after
-from kvpool.needs import Groups, block_bytes, prefill_blocks, row_blocks
+from kvpool.needs import Groups, block_bytes, prefill_blocks
 
 
 class KvBooks:
@@ -79,6 +79,30 @@ def _enter(state, row, tokens, count):
     return kv.release(state, jnp.where(ok, -1, row)[None]), ok, shortfall
 
 
+@functools.cache
+class _Rows:
+    """What rows hold, worked out once for all replays of a model."""
+
+    def __init__(self, groups: Groups, chunk: int):
+        self.groups = groups
+        self.table = np.zeros((0, 0, len(groups)), np.int32)  # of each count and settled length
+        self.prefill = functools.cache(
+            lambda tokens: prefill_blocks(groups, tokens, chunk, tail_only=True)
+        )
+
+    def blocks(self, settled, count):
+        """Blocks i64[S, G] of rows of settled i64[S] tokens with room for count i64[S] more."""
+        counts, limit, _ = self.table.shape
+        if count.max() >= counts or settled.max() >= limit:
+            limit = max(limit, 1 << int(settled.max()).bit_length())
+            lengths = Lengths.exactly(np.arange(limit))
+            more = range(max(counts, int(count.max()) + 1))
+            after = [lengths_after(self.groups, lengths, lengths.room + n, True) for n in more]
+            held = [held_columns(self.groups, lengths).count.T for lengths in after]
+            self.table = np.array(held, np.int32)
+        return self.table[count, settled].astype(np.int64)
+
+
 class ModelBooks:
     """The same from the arithmetic of what rows hold: no ids, no tables, only sums.
 
@@ -89,7 +113,7 @@ class ModelBooks:
     """
 
     def __init__(self, groups: Groups, sizes, weights, rows: int, chunk: int):
-        self.groups, self.chunk = groups, chunk
+        self.of_rows = _Rows(groups, chunk)
         self.sizes, self.weights = np.asarray(sizes), np.asarray(weights)
         self.settled = np.zeros(rows, np.int64)
         self.used = self.next_used = np.zeros(len(self.sizes), np.int64)
@@ -108,8 +132,7 @@ class ModelBooks:
 
     def _with_room(self, settled, count):
         """What rows use, i64[P, S], once they have room for count i64[S] more tokens."""
-        lengths = lengths_after(self.groups, Lengths.exactly(settled), settled + count, True)
-        return self.weights @ held_columns(self.groups, lengths).count
+        return self.weights @ self.of_rows.blocks(settled, count).T
 
     def decode(self, count, age, ends):
         """See `Books`."""
@@ -119,7 +142,7 @@ class ModelBooks:
         kept = np.zeros_like(ends)
         kept[order] = fits & (count[order] > 0)
         self.settled = np.where(kept & ~ends, self.settled + count, 0)
-        self.used = self.weights @ row_blocks(self.groups, self.settled).sum(axis=1)
+        self.used = self._with_room(self.settled, np.zeros_like(count)).sum(axis=1)
         self.next_used = None
         return kept
 
@@ -128,12 +151,14 @@ class ModelBooks:
         if self.next_used is None:
             others = np.where(self.settled > 0, count, 0)
             self.next_used = self._with_room(self.settled, others).sum(axis=1)
-        then = self.next_used + self._with_room(np.array([tokens]), count[row : row + 1])[:, 0]
+        tokens_twice, counts = np.array([tokens, tokens]), np.array([0, count[row]])
+        rest, ready = self._with_room(tokens_twice, counts).T
+        then = self.next_used + ready
         if (then > self.sizes).any():
             return False
-        peak = self.weights @ prefill_blocks(self.groups, tokens, self.chunk, tail_only=True)
+        peak = self.weights @ self.of_rows.prefill(tokens)
         if (self.used[:, None] + peak > self.sizes[:, None]).any():
             return False
         self.settled[row], self.next_used = tokens, then
-        self.used = self.used + self.weights @ row_blocks(self.groups, np.array([tokens]))[:, 0]
+        self.used = self.used + rest
         return True

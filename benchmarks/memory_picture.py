@@ -37,7 +37,7 @@ def draw(path: str, title: str, served: dict, budget: int) -> None:
 def _memory(axis, which: str, one, budget: int) -> None:
     groups, run = one.spec.groups, one.run
     numbers = [tick.number for tick in run.ticks]
-    held = np.array([tick.held for tick in run.ticks]) / budget * 100  # [ticks, G]
+    held = run.held / budget * 100  # [ticks, G]
     independent = one.plan is not None and one.spec.pooling == "independent"
     # Independent groups stand each on the floor of its own pool, others on each other.
     floors = np.cumsum(held, axis=1) - held

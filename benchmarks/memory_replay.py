@@ -49,55 +49,73 @@ class Books(Protocol):
 
 
 class Tick(NamedTuple):
-    """The memory at the end of a tick."""
+    """The rows at the end of a tick."""
 
     number: int
-    running: int
     waiting: int
-    needed: np.ndarray  # i64[G], bytes that the next queries read
-    held: np.ndarray  # i64[G], bytes of blocks
+    tokens: np.ndarray  # i64[running], settled of each request that runs
+
+    @property
+    def running(self) -> int:
+        """Requests that run."""
+        return len(self.tokens)
 
 
 @dataclasses.dataclass
 class Run:
     """What became of the requests."""
 
+    groups: Groups
     ticks: list[Tick] = dataclasses.field(default_factory=list)
     preempted: int = 0
     rejected: int = 0
     without_row: int = 0  # ticks at which a request waited for a row, and not for memory
 
     @property
-    def loaded(self) -> list[Tick]:
-        """The ticks at which requests waited: those at which memory was the limit."""
-        return [tick for tick in self.ticks if tick.waiting] or self.ticks
+    def loaded(self) -> np.ndarray:
+        """bool[ticks]: requests waited, so that memory was the limit; all where none ever did."""
+        waited = np.array([tick.waiting > 0 for tick in self.ticks])
+        return waited if waited.any() else ~waited
 
     @property
     def concurrency(self) -> float:
         """Running requests, the mean over the loaded ticks."""
-        return float(np.mean([tick.running for tick in self.loaded]))
+        return float(np.mean([tick.running for tick in self.ticks], where=self.loaded))
 
     @property
     def peak(self) -> int:
         """Most requests that ran at a time."""
         return max(tick.running for tick in self.ticks)
 
+    @property
+    def held(self) -> np.ndarray:
+        """Bytes i64[ticks, G] of the blocks of all rows."""
+        return self._sums(lambda tokens: row_blocks(self.groups, tokens)) * block_bytes(self.groups)
+
     def use(self, budget: int) -> float:
-        """Bytes needed over those of the memory, the mean over the loaded ticks."""
-        return float(np.mean([tick.needed.sum() for tick in self.loaded])) / budget
+        """Bytes that the next queries read over those of the memory, mean over loaded ticks."""
+        needed = self._sums(lambda tokens: needed_bytes(self.groups, tokens)).sum(axis=1)
+        return float(np.mean(needed, where=self.loaded)) / budget
+
+    def _sums(self, of_rows) -> np.ndarray:
+        """i64[ticks, G]: of_rows(tokens of R rows), i64[G, R], summed over the rows of a tick."""
+        ends = np.cumsum([tick.running for tick in self.ticks])
+        rows = of_rows(np.concatenate([tick.tokens for tick in self.ticks]))
+        sums = np.pad(np.cumsum(rows, axis=1), ((0, 0), (1, 0)))[:, ends]
+        return np.diff(sums, axis=1, prepend=0).T
 
 
 class Server:
     """Requests in rows, and their queue."""
 
     def __init__(self, books: Books, traffic: Traffic, groups: Groups, clock: Clock, rows: int):
-        self.books, self.traffic, self.groups, self.clock = books, traffic, groups, clock
+        self.books, self.traffic, self.clock = books, traffic, clock
         self.request = np.full(rows, -1)  # which request a row serves
         self.settled, self.left = np.zeros((2, rows), np.int64)  # tokens of it; of its output
         self.left_of = traffic.outputs.copy()  # tokens that each request has yet to decode
         self.arrives = np.floor(traffic.seconds / clock.seconds).astype(np.int64)
         self.queue = list(range(len(traffic)))  # a heap: the first to arrive is the first to enter
-        self.tick, self.run = 0, Run()
+        self.tick, self.run = 0, Run(groups)
 
     @property
     def next_count(self) -> np.ndarray:
@@ -149,11 +167,9 @@ class Server:
 
     def record(self) -> None:
         """Part 3."""
-        tokens = self.settled[self.request >= 0]
         waiting = sum(self.arrives[request] <= self.tick for request in self.queue[:1])
-        needed = needed_bytes(self.groups, tokens).sum(axis=1)
-        held = block_bytes(self.groups) * row_blocks(self.groups, tokens).sum(axis=1)
-        self.run.ticks.append(Tick(self.tick, len(tokens), waiting, needed, held))
+        tokens = self.settled[self.request >= 0]
+        self.run.ticks.append(Tick(self.tick, waiting, tokens))
 
 
 def replay(

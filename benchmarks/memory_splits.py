@@ -49,9 +49,14 @@ class _Search:
     limits: dict
     best: kv.Plan | None = None
     most: float = float("-inf")
+    tried: set[tuple] = dataclasses.field(default_factory=set)
 
     def _try(self, plan: kv.Plan) -> bool:
         """Whether the plan serves the traffic better than the best one, which it then replaces."""
+        about = tuple(np.round(np.log(plan.blocks), 3).tolist())
+        if about in self.tried:  # a change taken back, or the like change of the other group
+            return False
+        self.tried.add(about)
         run = replay(ModelBooks.of(plan), self.traffic, self.spec.groups, self.clock, plan.max_seqs)
         value = run.concurrency - 1e6 * run.rejected
         if self.best is not None and value <= self.most + 1e-3 * abs(self.most):
@@ -73,7 +78,7 @@ class _Search:
         groups, rows = self.spec.groups, self.limits["max_seqs"]
         books = ModelBooks.bound(groups, self.budget, rows, self.clock.chunk)
         run = replay(books, self.traffic, groups, self.clock, rows)
-        return np.quantile([tick.held for tick in run.loaded], QUANTILES, axis=0)
+        return np.quantile(run.held[run.loaded], QUANTILES, axis=0)
 
     def try_shares(self, shares: np.ndarray) -> bool:
         """The budget split in proportion to f64[G]."""
