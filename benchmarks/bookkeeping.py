@@ -101,6 +101,24 @@ def after_filling(run, state, tokens: int, times: int, warm: int, settles: int =
     return measure
 
 
+def steps(name: str, make, tokens: int) -> dict:
+    """{(case, name): measure} of steps of one token a row."""
+    settling = functools.partial(after_filling, tokens=tokens - 3 * STEPS, times=3, warm=2)
+    scanned = settling(many_steps, make(), settles=STEPS)
+    settling = functools.partial(after_filling, tokens=tokens - STEPS, times=STEPS, warm=2)
+    return {
+        ("in a scan", name): scanned,
+        ("one call", name): settling(one_step, make(), settles=1),
+    }
+
+
+LABELS = {
+    "in a scan": (f"reserve + advance, a step of a {STEPS}-step scan", STEPS, 30),
+    "one call": ("reserve + advance, one jitted call", 1, 150),
+    "release": ("release 32 rows", 1, 150),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the figures to this file")
@@ -114,21 +132,19 @@ def main() -> None:
     cases = {}
     for name, (blocks, window, tokens) in sizes.items():
         make = functools.partial(empty_rows, blocks, window, tokens)
-        settling = functools.partial(after_filling, tokens=tokens - 3 * STEPS, times=3, warm=2)
-        cases["in a scan", name] = settling(many_steps, make(), settles=STEPS)
-        settling = functools.partial(after_filling, tokens=tokens - STEPS, times=STEPS, warm=2)
-        cases["one call", name] = settling(one_step, make(), settles=1)
+        cases |= steps(name, make, tokens)
         some = itertools.cycle(rows)
         releasing = functools.partial(after_filling, tokens=tokens, times=4, warm=1)
         release_some = lambda state, some=some: release(state, next(some))  # noqa: E731
         cases["release", name] = releasing(release_some, make())
+    # Rows of 16,384 tokens can use that many blocks; there are no more slabs than rows can use.
+    for name, blocks in POOLS.items():
+        long = max(64, 16 * blocks // ROWS)
+        cases |= steps(
+            f"slabs, {name}", functools.partial(empty_rows, blocks, 32, long, "elastic"), 64
+        )
     seconds = take_turns(cases, options.rounds)
-    labels = {
-        "in a scan": (f"reserve + advance, a step of a {STEPS}-step scan", STEPS, 30),
-        "one call": ("reserve + advance, one jitted call", 1, 150),
-        "release": ("release 32 rows", 1, 150),
-    }
-    for case, (label, divisor, limit) in labels.items():
+    for case, (label, divisor, limit) in LABELS.items():
         small, big = (seconds[case, name] / divisor * 1e6 for name in POOLS)
         for name, figure in zip(POOLS, (small, big), strict=True):
             what = f"{label}, pools of {name}"
@@ -137,6 +153,10 @@ def main() -> None:
         report.add(f"{label}, large pool / small", ratio, "x", "at most 1.15", ratio <= 1.15)
         figure = seconds[case, "long"] / divisor * 1e6
         report.add(f"{label}, rows of 1,024 tokens", figure, "us")
+        for name in POOLS if case != "release" else ():
+            ratio = seconds[case, f"slabs, {name}"] / seconds[case, name]
+            what = f"{label}, slabs for {name} / pools of their own"
+            report.add(what, ratio, "x", "at most 2", ratio <= 2)
     report.finish(options.json)
 
 
