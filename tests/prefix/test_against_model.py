@@ -1,0 +1,289 @@
+"""The cache against a plain model, a dictionary of token tuples, with blocks always short."""
+
+import hypothesis.strategies as st
+import kvpool as kv
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from serving import Serving, i32
+
+from kvpool.prefix import keys
+
+FULL = kv.FullAttention(1, 4, dtype="float32")
+WINDOW = kv.SlidingWindow(4, 1, 4, dtype="float32")
+STATE = kv.RecurrentState({"sum": ((2,), "float32")})
+MAX_LEN, STEP, ROWS = 16, 6, 3
+SALTS = (None, "other")
+
+
+class Model:
+    """What is cached: {(salt, tokens to the end of a unit): {(group, place)}}, from the events."""
+
+    def __init__(self, cache):
+        self.spec, self.unit = cache._plan.spec, cache.unit
+        self.cache = cache
+        self.held: dict[tuple, set] = {}
+        self.meaning: dict[bytes, tuple] = {}  # of a key
+
+    def hear_of(self, tokens, salt):
+        key = keys.namespace(self.spec, "", salt)
+        for end in range(self.unit, len(tokens) + 1, self.unit):
+            key = keys.next_key(key, np.asarray(tokens[end - self.unit : end], "<i4").tobytes())
+            self.meaning[key] = (salt, tuple(tokens[:end]))
+
+    def listen(self):
+        for event in self.cache.events():
+            places = self.held.setdefault(self.meaning[event.key], set())
+            place = (event.group, event.place)
+            assert (place in places) == (event.kind == "removed")
+            (places.add if event.kind == "stored" else places.remove)(place)
+
+    def has(self, tokens, salt, group, column) -> bool:
+        per_unit = self.unit // group.block_size
+        unit, place = divmod(column, per_unit)
+        end = (unit + 1) * self.unit
+        return (group.name, place) in self.held.get((salt, tuple(tokens[:end])), ())
+
+    def serves(self, tokens, salt, length) -> bool:
+        """Whether each group has what a hit of this length needs."""
+        for group in self.spec.groups:
+            kind, size = group.region.kind, group.block_size
+            if kind == "state":
+                if (group.name, 0) not in self.held.get((salt, tuple(tokens[:length])), ()):
+                    return False
+                continue
+            first = {"all": 0, "window": max(0, length - group.region.span + 1),
+                     "chunk": length // (group.region.span or 1) * group.region.span}[kind]  # fmt: skip
+            needed = {position // size for position in range(first, length)}
+            if not all(self.has(tokens, salt, group, column) for column in needed):
+                return False
+        return True
+
+    def longest(self, tokens, salt, most) -> int:
+        lengths = range(most // self.unit * self.unit, 0, -self.unit)
+        return next((h for h in lengths if self.serves(tokens, salt, h)), 0)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests over few tokens, so that prompts begin alike."""
+
+    layers = [FULL, WINDOW, STATE]
+    blocks = {"full": 14, "window4": 12, "state": 6}
+    sizes = None
+    prompts = Bundle("prompts")
+
+    @initialize()
+    def start(self):
+        self.serving = Serving(
+            self.layers, 2, self.blocks, ROWS, MAX_LEN, step=STEP, sizes=self.sizes
+        )
+        self.cache = self.serving.cache
+        self.model = Model(self.cache)
+        self.salt_of: dict[int, str | None] = {}
+        self.pinned: dict[tuple, int] = {}
+
+    @rule(target=prompts, tokens=st.lists(st.sampled_from([1, 2]), min_size=1, max_size=MAX_LEN))
+    def new_prompt(self, tokens):
+        return tokens
+
+    @rule(target=prompts, tokens=prompts, cut=st.integers(1, MAX_LEN), more=st.integers(1, 2))
+    def changed_prompt(self, tokens, cut, more):
+        return (tokens[:cut] + [more] * 4)[:MAX_LEN]
+
+    @rule(tokens=prompts, salt=st.sampled_from(SALTS))
+    def match(self, tokens, salt):
+        self.matched(tokens, salt)
+
+    def matched(self, tokens, salt):
+        hit = self.cache.match(tokens, salt)
+        assert hit.length == self.model.longest(tokens, salt, len(tokens) - 1)
+        limit = (len(tokens) - 1) // self.cache.unit * self.cache.unit
+        assert (hit.length == limit) == (set(hit.missed.values()) == {None})
+        assert hit.length <= hit.known <= limit
+        return hit
+
+    @rule(row=st.integers(0, ROWS - 1), tokens=prompts, salt=st.sampled_from(SALTS))
+    def admit(self, row, tokens, salt):
+        serving = self.serving
+        if row in serving.tokens:
+            return
+        self.model.hear_of(tokens, salt)
+        hit = self.matched(tokens, salt)
+        state, result = kv.admit(serving.state, i32([row]), hit.prefix)
+        if not result.ok:
+            self.make_room(result, protect=hit)
+            state, result = kv.admit(serving.state, i32([row]), hit.prefix)
+            if not result.ok:
+                assert result.status[0] == kv.Status.OUT_OF_BLOCKS
+                return
+        serving.admit(row, tokens, hit=hit)
+        self.salt_of[row] = salt
+        serving.verify(row)
+
+    @rule(row=st.integers(0, ROWS - 1), count=st.integers(1, STEP), publish=st.booleans())
+    def run(self, row, count, publish):
+        serving = self.serving
+        if row not in serving.tokens:
+            return
+        count = min(count, len(serving.tokens[row]) - serving.n(row))
+        num = serving._vector(row, count)
+        _, result = kv.reserve(serving.state, num, each=True)
+        if not result.ok:
+            self.make_room(result)
+            _, result = kv.reserve(serving.state, num, each=True)
+        if result.ok and count:
+            serving.run(row, serving.n(row) + count)
+            serving.verify(row)
+        if publish:
+            self.insert(row)
+
+    def make_room(self, result, **options):
+        free = self.serving.free()
+        need = {g: free[g] + int(short) for g, short in result.shortfall.items() if int(short)}
+        self.evict(need, **options)
+
+    @rule(row=st.integers(0, ROWS - 1))
+    def insert(self, row):
+        serving = self.serving
+        if row not in serving.tokens:
+            return
+        before, n, salt = serving.free(), serving.n(row), self.salt_of[row]
+        skipped = self.cache.stats().snapshots_skipped
+        serving.insert(row, salt)
+        self.model.listen()
+        tokens, unit = serving.tokens[row], self.cache.unit
+        for group in serving.spec.groups:
+            if group.is_state:
+                skips = self.cache.stats().snapshots_skipped - skipped
+                assert skips <= (before[group.name] == 0)
+                has = (group.name, 0) in self.model.held.get((salt, tuple(tokens[:n])), ())
+                assert has == (n > 0 and n % unit == 0 and not skips)
+            else:
+                first, stop = group.dead_columns(n), n // unit * unit // group.block_size
+                assert all(
+                    self.model.has(tokens, salt, group, column) for column in range(first, stop)
+                )
+
+    @rule(row=st.integers(0, ROWS - 1), to=st.integers(0, ROWS - 1))
+    def fork(self, row, to):
+        serving = self.serving
+        if row not in serving.tokens or to in serving.tokens:
+            return
+        serving.state, result = kv.fork(serving.state, i32([row]), i32([to]))
+        if result.ok:
+            serving.storage = kv.copy_blocks(serving.storage, result.copies)
+            serving.tokens[to], self.salt_of[to] = serving.tokens[row], self.salt_of[row]
+            serving.settle()
+            serving.verify(to)
+
+    @rule(row=st.integers(0, ROWS - 1))
+    def release(self, row):
+        if row in self.serving.tokens:
+            self.serving.release(row)
+
+    @rule(need=st.dictionaries(st.integers(0, 2), st.integers(0, 14)))
+    def evict_some(self, need):
+        names = [group.name for group in self.serving.spec.groups]
+        self.evict({names[i]: count for i, count in need.items() if i < len(names)})
+
+    def evict(self, need, protect=None):
+        serving, free = self.serving, self.serving.free()
+        freed = serving.evict(need, protect=protect)
+        self.model.listen()
+        now = serving.free()
+        assert {group: now[group] - free[group] for group in now} == freed
+        for group, count in need.items():
+            if now[group] < count:
+                self.nothing_left(group, protect)
+            elif group in [g.name for g in serving.spec.groups if g.region.kind == "all"]:
+                assert freed[group] == max(0, count - free[group])
+
+    def nothing_left(self, group, protect):
+        """Rows, pins or the protected hit keep every block of the group that is cached."""
+        stay = set()
+        state, holdings = self.serving.state, self.cache._holdings
+        kept = [one for one in holdings.everything() if holdings._group(one).name == group]
+        index = state.plan.spec.group_index(group)
+        at = state.pool.offsets[state.plan.pool_of[index]]
+        held_by_rows = np.asarray(state.pool.holders)[at:] > 1
+        for guard in {*holdings._pins, *(holdings.guards(protect.used) if protect else ())}:
+            stay.add(guard)
+        for one in kept:
+            if held_by_rows[one.block]:
+                stay.add(one)
+        nodes = {one.node for one in stay if holdings._group(one).keeps_all}
+        for node in list(nodes):
+            while node.parent:
+                nodes.add(node)
+                node = node.parent
+        assert all(one in stay or one.node in nodes for one in kept)
+
+    @rule(tokens=prompts)
+    def pin(self, tokens):
+        if tuple(tokens) not in self.pinned:
+            length = self.cache.pin(tokens)
+            assert length == self.model.longest(tokens, None, len(tokens))
+            if length:
+                self.pinned[tuple(tokens)] = length
+
+    @rule(data=st.data())
+    def unpin(self, data):
+        if self.pinned:
+            tokens = data.draw(st.sampled_from(sorted(self.pinned)))
+            self.cache.unpin(tokens)
+            del self.pinned[tokens]
+
+    @rule(really=st.integers(0, 4))
+    def clear(self, really):
+        if not really:
+            self.serving.state = self.cache.clear(self.serving.state)
+            self.serving.settle()
+            self.model.listen()
+            self.pinned.clear()
+            assert not any(self.model.held.values())
+
+    @invariant()
+    def what_is_pinned_stays(self):
+        for tokens, length in getattr(self, "pinned", {}).items():
+            assert self.model.serves(tokens, None, length)
+
+    @invariant()
+    def what_rows_hold_stays(self):
+        for row in getattr(getattr(self, "serving", None), "tokens", ()):
+            self.serving.verify(row)
+
+
+class WindowsAlone(CacheMachine):
+    """No group keeps everything, and blocks differ in size."""
+
+    layers = [kv.SlidingWindow(5, 1, 4, dtype="float32"), kv.ChunkedLocal(6, 1, 4, dtype="float32")]
+    blocks = {"window5": 14, "chunk6": 10}
+    sizes = {"chunk6": 4}
+
+
+class StatesAlone(CacheMachine):
+    """Nothing but recurrent states."""
+
+    layers = [STATE]
+    blocks = {"state": 6}
+
+
+class EvenSizes(CacheMachine):
+    """Two groups that keep everything, in blocks of different sizes."""
+
+    layers = [FULL, kv.LatentAttention(2, 2, dtype="float32"), WINDOW]
+    blocks = {"full": 14, "latent": 7, "window4": 10}
+    sizes = {"latent": 4}
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(max_examples=25, stateful_step_count=25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [CacheMachine, WindowsAlone, StatesAlone, EvenSizes])
+def test_many_more_steps(machine):
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=50))
