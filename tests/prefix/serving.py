@@ -140,7 +140,7 @@ class Serving:
     def serve(self, row, tokens, stops=(), salt=None):
         """Admits, computes all tokens, publishes at the stops and at the end; the hit."""
         hit = self.admit(row, tokens, salt)
-        for stop in sorted({*stops, len(tokens)}):
+        for stop in sorted({*(stop for stop in stops if stop < len(tokens)), len(tokens)}):
             if stop > self.n(row):
                 self.run(row, stop)
                 self.insert(row, salt)

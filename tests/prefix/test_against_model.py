@@ -5,7 +5,7 @@ import kvpool as kv
 import numpy as np
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from serving import Serving, i32
 
 from kvpool.prefix import keys
@@ -14,7 +14,15 @@ FULL = kv.FullAttention(1, 4, dtype="float32")
 WINDOW = kv.SlidingWindow(4, 1, 4, dtype="float32")
 STATE = kv.RecurrentState({"sum": ((2,), "float32")})
 MAX_LEN, STEP, ROWS = 16, 6, 3
-SALTS = (None, "other")
+SALTS = st.sampled_from((None, None, None, "other"))
+RUNS = st.integers(1, MAX_LEN)  # of one token
+PROMPTS = st.builds(
+    lambda tokens, runs: [t for t, run in zip(tokens, runs, strict=False) for _ in range(run)][
+        :MAX_LEN
+    ],
+    st.sampled_from([(1, 2, 1), (1, 3, 1), (2, 1, 2)]),
+    st.lists(RUNS, min_size=1, max_size=3),
+)
 
 
 class Model:
@@ -71,7 +79,6 @@ class CacheMachine(RuleBasedStateMachine):
     layers = [FULL, WINDOW, STATE]
     blocks = {"full": 14, "window4": 12, "state": 6}
     sizes = None
-    prompts = Bundle("prompts")
 
     @initialize()
     def start(self):
@@ -83,15 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.salt_of: dict[int, str | None] = {}
         self.pinned: dict[tuple, int] = {}
 
-    @rule(target=prompts, tokens=st.lists(st.sampled_from([1, 2]), min_size=1, max_size=MAX_LEN))
-    def new_prompt(self, tokens):
-        return tokens
-
-    @rule(target=prompts, tokens=prompts, cut=st.integers(1, MAX_LEN), more=st.integers(1, 2))
-    def changed_prompt(self, tokens, cut, more):
-        return (tokens[:cut] + [more] * 4)[:MAX_LEN]
-
-    @rule(tokens=prompts, salt=st.sampled_from(SALTS))
+    @rule(tokens=PROMPTS, salt=SALTS)
     def match(self, tokens, salt):
         self.matched(tokens, salt)
 
@@ -103,11 +102,27 @@ class CacheMachine(RuleBasedStateMachine):
         assert hit.length <= hit.known <= limit
         return hit
 
-    @rule(row=st.integers(0, ROWS - 1), tokens=prompts, salt=st.sampled_from(SALTS))
+    @rule(
+        row=st.integers(0, ROWS - 1),
+        tokens=PROMPTS,
+        salt=SALTS,
+        steps=st.lists(st.tuples(st.integers(1, STEP), st.booleans()), max_size=5),
+        ends=st.booleans(),
+    )
+    def go_on(self, row, tokens, salt, steps, ends):
+        """A request, from its start or from where it was, in steps that are published or not."""
+        if row not in self.serving.tokens:
+            self.admit(row, tokens, salt)
+        if row in self.serving.tokens:
+            for count, publish in steps:
+                self.run(row, count)
+                if publish:
+                    self.insert(row)
+            if ends:
+                self.serving.release(row)
+
     def admit(self, row, tokens, salt):
         serving = self.serving
-        if row in serving.tokens:
-            return
         self.model.hear_of(tokens, salt)
         hit = self.matched(tokens, salt)
         state, result = kv.admit(serving.state, i32([row]), hit.prefix)
@@ -121,11 +136,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.salt_of[row] = salt
         serving.verify(row)
 
-    @rule(row=st.integers(0, ROWS - 1), count=st.integers(1, STEP), publish=st.booleans())
-    def run(self, row, count, publish):
+    def run(self, row, count):
         serving = self.serving
-        if row not in serving.tokens:
-            return
         count = min(count, len(serving.tokens[row]) - serving.n(row))
         num = serving._vector(row, count)
         _, result = kv.reserve(serving.state, num, each=True)
@@ -135,19 +147,14 @@ class CacheMachine(RuleBasedStateMachine):
         if result.ok and count:
             serving.run(row, serving.n(row) + count)
             serving.verify(row)
-        if publish:
-            self.insert(row)
 
     def make_room(self, result, **options):
         free = self.serving.free()
         need = {g: free[g] + int(short) for g, short in result.shortfall.items() if int(short)}
         self.evict(need, **options)
 
-    @rule(row=st.integers(0, ROWS - 1))
     def insert(self, row):
         serving = self.serving
-        if row not in serving.tokens:
-            return
         before, n, salt = serving.free(), serving.n(row), self.salt_of[row]
         skipped = self.cache.stats().snapshots_skipped
         serving.insert(row, salt)
@@ -176,11 +183,6 @@ class CacheMachine(RuleBasedStateMachine):
             serving.tokens[to], self.salt_of[to] = serving.tokens[row], self.salt_of[row]
             serving.settle()
             serving.verify(to)
-
-    @rule(row=st.integers(0, ROWS - 1))
-    def release(self, row):
-        if row in self.serving.tokens:
-            self.serving.release(row)
 
     @rule(need=st.dictionaries(st.integers(0, 2), st.integers(0, 14)))
     def evict_some(self, need):
@@ -219,7 +221,7 @@ class CacheMachine(RuleBasedStateMachine):
                 node = node.parent
         assert all(one in stay or one.node in nodes for one in kept)
 
-    @rule(tokens=prompts)
+    @rule(tokens=PROMPTS)
     def pin(self, tokens):
         if tuple(tokens) not in self.pinned:
             length = self.cache.pin(tokens)
