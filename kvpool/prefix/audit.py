@@ -19,7 +19,7 @@ def check(holdings: Holdings, state: State) -> None:
         _check_node(holdings, node)
     everything = holdings.everything()
     for group in holdings.places.groups:
-        count = sum(holdings.places.of_place[one.place] is group for one in everything)
+        count = sum(holdings.group_of(one) is group for one in everything)
         if count != holdings.held[group.name]:
             raise InvariantError(
                 f"group {group.name}: counts {holdings.held[group.name]} cached, has {count}"
@@ -27,7 +27,7 @@ def check(holdings: Holdings, state: State) -> None:
     retained = np.asarray(state.pool.retained)
     seen: dict[tuple[int, int], Kept] = {}
     for one in everything:
-        name, pool = holdings.places.of_place[one.place].name, holdings.pool_of(one)
+        name, pool = holdings.group_of(one).name, holdings.group_of(one).pool
         size, start = state.plan.pool_sizes[pool], state.pool.offsets[pool]
         if not 0 <= one.block < size:
             raise InvariantError(f"group {name}: caches block {one.block} of {size}")
