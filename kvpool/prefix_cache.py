@@ -141,7 +141,7 @@ class PrefixCache:
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
         row = self._checked_row(row)
-        self._check_state(state)
+        self._check_plan(state=state, storage=storage)
         live, settled, ids = publish.look_at_row(state, row)
         if not live:
             raise ValueError(f"row: wanted one that is live, got {row}, which is free")
@@ -200,7 +200,7 @@ class PrefixCache:
         Raises:
           SpecError, ValueError: for an unknown group, counts that are none.
         """
-        self._check_state(state)
+        self._check_plan(state=state)
         wanted = needs.wanted(self._plan, publish.free_of_pools(state), need, short)
         protected = self._holdings.guards(protect.used) if protect else set()
         freed = dict.fromkeys(self._holdings.held, 0)
@@ -213,13 +213,14 @@ class PrefixCache:
                 return state, freed
             state = publish.drop(state, self._places, gone)
 
-    def _check_state(self, state: State) -> None:
-        if state.plan != self._plan:
-            raise SpecError("state: made from another plan than the cache's")
+    def _check_plan(self, **given) -> None:
+        for name, one in given.items():
+            if one.plan != self._plan:
+                raise SpecError(f"{name}: made from another plan than the cache's")
 
     def clear(self, state: State) -> State:
         """Lets go of everything, pinned or not; rows keep what they hold."""
-        self._check_state(state)
+        self._check_plan(state=state)
         gone = self._holdings.lose_all()
         self._pinned.clear()
         return publish.drop(state, self._places, gone)
@@ -277,7 +278,7 @@ class PrefixCache:
         Raises:
           InvariantError: naming the group and the block.
         """
-        self._check_state(state)
+        self._check_plan(state=state)
         audit.check(self._holdings, state)
 
     def stats(self) -> Stats:

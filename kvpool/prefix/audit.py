@@ -39,14 +39,14 @@ def check(holdings: Holdings, state: State) -> None:
 
 def _check_node(holdings: Holdings, node: Node) -> None:
     places, parent = holdings.places, node.parent
-    if parent is None or parent.children.get(node.tokens) is not node:
-        raise InvariantError(f"a node of depth {node.depth} is not its parent's")
-    if node.depth != parent.depth + 1 or node.key != keys.next_key(parent.key, node.tokens):
-        raise InvariantError(f"a node of depth {node.depth} does not go on from its parent's key")
+    if parent is None or parent.find(node.tokens) is not node:
+        raise InvariantError(f"a node of depth {node.depth} is not found from its parent")
+    if node.depth != parent.depth + 1 or node.key != keys.digest(parent.key + node.tokens):
+        raise InvariantError(f"a node of depth {node.depth} has another depth or key")
     lacks = [g.name for g in places.whole for p in g.places if node.kept[p] is None]
     if lacks:
         raise InvariantError(f"group {lacks[0]}: a node of depth {node.depth} has no block")
-    if not node.children and not any(node.kept):
+    if not node.child and not any(node.kept):
         raise InvariantError(f"a node of depth {node.depth} keeps nothing and leads nowhere")
     for place, one in enumerate(node.kept):
         if one is not None and (one.node is not node or one.place != place):

@@ -124,7 +124,7 @@ class Holdings:
     def _candidates(self, evictor, protected: set[Kept]) -> Iterator[Kept]:
         """What may go, best first; take it out, or leave it, before the next."""
         for kept in evictor.victims():
-            leads_on = kept.node.children and self.group_of(kept).keeps_all
+            leads_on = kept.node.child and self.group_of(kept).keeps_all
             if not leads_on and kept not in protected and kept not in self.pins:
                 yield kept
 

@@ -39,7 +39,8 @@ class Model:
     def hear_of(self, tokens, salt):
         key = keys.namespace(self.spec, "", salt)
         for end in range(self.unit, len(tokens) + 1, self.unit):
-            key = keys.next_key(key, np.asarray(tokens[end - self.unit : end], "<i4").tobytes())
+            unit = np.asarray(tokens[end - self.unit : end], "<i4").tobytes()
+            key = keys.digest(key + unit)
             self.meaning[key] = (salt, tuple(tokens[:end]))
 
     def listen(self):
