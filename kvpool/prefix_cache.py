@@ -161,7 +161,7 @@ class PrefixCache:
         return state, storage
 
     def _checked_row(self, row) -> int:
-        if isinstance(row, bool) or not isinstance(row, (int, np.integer)):
+        if np.ndim(row) or np.asarray(row).dtype.kind not in "iu":
             raise ValueError(f"row: wanted an integer, got {row!r}")
         if not 0 <= row < self._plan.max_seqs:
             raise ValueError(f"row: wanted 0 to {self._plan.max_seqs - 1}, got {row}")
@@ -201,17 +201,18 @@ class PrefixCache:
           SpecError, ValueError: for an unknown group, counts that are none.
         """
         self._check_plan(state=state)
-        wanted = needs.wanted(self._plan, publish.free_of_pools(state), need, short)
+        free = publish.free_of_pools(state)
+        wanted = needs.wanted(self._plan, free, need, short)
         protected = self._holdings.guards(protect.used) if protect else set()
         freed = dict.fromkeys(self._holdings.held, 0)
         while True:
-            free = publish.free_of_pools(state)
             lacking = [want - have for want, have in zip(wanted, free, strict=True)]
             holders = publish.holders_of_pools(state) if max(lacking) > 0 else []
             gone = self._holdings.make_room(lacking, holders, protected, freed)
             if not gone:
                 return state, freed
             state = publish.drop(state, self._places, gone)
+            free = publish.free_of_pools(state)
 
     def _check_plan(self, **given) -> None:
         for name, one in given.items():
