@@ -47,9 +47,10 @@ class Growth:
     def _fill(self, node: Node, settled: int, ids: Ids) -> list[Kept]:
         """Keeps the blocks of windows that the row holds and the cache lacks, up from `node`."""
         new: list[Kept] = []
-        first = {g: g.group.dead_columns(settled) // g.count for g in self.places.windows}
-        while node.parent and any(node.depth > unit for unit in first.values()):
-            for group in first:
+        windows = self.places.windows
+        first = min((g.group.dead_columns(settled) // g.count for g in windows), default=node.depth)
+        while node.depth > first and node.parent:
+            for group in windows:
                 new += self._keep(node, group, ids)
             node = node.parent
         return new

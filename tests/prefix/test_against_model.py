@@ -17,6 +17,7 @@ WINDOW = kv.SlidingWindow(4, 1, 4, dtype="float32")
 STATE = kv.RecurrentState({"sum": ((2,), "float32")})
 MAX_LEN, STEP, ROWS = 16, 6, 3
 SALTS = st.sampled_from((None, None, None, "other"))
+COUNTS = st.sampled_from([1, 2, 2, 3, 4, 4, STEP])
 RUNS = st.integers(1, MAX_LEN)  # of one token
 PROMPTS = st.builds(
     lambda tokens, runs: [t for t, run in zip(tokens, runs, strict=False) for _ in range(run)][
@@ -97,22 +98,28 @@ class CacheMachine(RuleBasedStateMachine):
     def match(self, tokens, salt):
         self.matched(tokens, salt)
 
-    def matched(self, tokens, salt):
-        hit = self.cache.match(tokens, salt)
+    def matched(self, tokens, salt, touch=True):
+        hit = self.cache.match(tokens, salt, touch=touch)
         assert hit.length == self.model.longest(tokens, salt, len(tokens) - 1)
         limit = (len(tokens) - 1) // self.cache.unit * self.cache.unit
         assert (hit.length == limit) == (set(hit.missed.values()) == {None})
         assert hit.length <= hit.known <= limit
         return hit
 
+    def match_all(self):
+        """What served rows had, and their beginnings."""
+        for salt, tokens in self.model.meaning.values():
+            self.matched([*tokens, 3], salt, touch=False)
+
     @rule(
         row=st.integers(0, ROWS - 1),
         tokens=PROMPTS,
         salt=SALTS,
-        steps=st.lists(st.tuples(st.integers(1, STEP), st.booleans()), max_size=5),
+        steps=st.lists(st.tuples(COUNTS, st.sampled_from([True, True, False])), max_size=6),
         ends=st.booleans(),
+        hole=st.sampled_from([None, 0, 1, 1, 2]),
     )
-    def go_on(self, row, tokens, salt, steps, ends):
+    def go_on(self, row, tokens, salt, steps, ends, hole):
         """A request, from its start or from where it was, in steps that are published or not."""
         if row not in self.serving.tokens:
             self.admit(row, tokens, salt)
@@ -123,6 +130,8 @@ class CacheMachine(RuleBasedStateMachine):
                     self.insert(row)
             if ends:
                 self.serving.release(row)
+        if hole is not None:
+            self.evict_a_few(hole, 1)
 
     def admit(self, row, tokens, salt):
         serving = self.serving
@@ -191,6 +200,13 @@ class CacheMachine(RuleBasedStateMachine):
     def evict_some(self, need):
         names = [group.name for group in self.serving.spec.groups]
         self.evict({names[i]: count for i, count in need.items() if i < len(names)})
+
+    def evict_a_few(self, group, count):
+        """Of one group, so that holes appear."""
+        names = [group.name for group in self.serving.spec.groups]
+        name = names[group % len(names)]
+        self.evict({name: self.serving.free()[name] + count})
+        self.match_all()
 
     def evict(self, need, short=None, protect=None):
         """Asks for `need`, by what is `short` where that is given."""
