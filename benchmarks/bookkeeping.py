@@ -24,18 +24,25 @@ ROWS, BLOCK, STEPS = 1024, 16, 16
 POOLS = {"4,096": 4096, "1,048,576": 1 << 20}
 
 
-def empty_rows(blocks: int, window: int, max_seq_len: int) -> kv.State:
-    """1024 rows without a token."""
+def empty_rows(blocks: int, window: int, max_seq_len: int, pooling="independent") -> kv.State:
+    """1024 rows without a token; where pools share memory, they do the same bytes."""
     spec = kv.CacheSpec.from_layers(
         [
             kv.FullAttention(1, 8),
-            kv.SlidingWindow(window, 1, 8),
-            kv.RecurrentState({"ssm": ((4,), "float32")}),
+            kv.SlidingWindow(window, 2, 8),
+            kv.RecurrentState({"ssm": ((64,), "float32")}),
         ],
         block_size=BLOCK,
+        pooling=pooling,
     )
-    sizes = {"full": blocks, f"window{window}": blocks, "state": ROWS}
-    plan = kv.plan(spec, num_blocks=sizes, max_seqs=ROWS, max_seq_len=max_seq_len)
+    limits = {"max_seqs": ROWS, "max_seq_len": max_seq_len}
+    if pooling == "independent":
+        sizes = {"full": blocks, f"window{window}": blocks, "state": ROWS}
+        plan = kv.plan(spec, num_blocks=sizes, **limits)
+    else:
+        sizes = [blocks, blocks, ROWS]
+        memory = sum(n * g.bytes_per_block for n, g in zip(sizes, spec.groups, strict=True))
+        plan = kv.plan(spec, budget_bytes=memory, **limits)
     state = kv.init_state(spec, plan)
     return kv.admit(state, np.arange(ROWS, dtype=np.int32))[0]
 

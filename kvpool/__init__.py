@@ -5,6 +5,7 @@ large arrays, `Storage`, updated in place under donation.
 """
 
 from kvpool.cache import advance, clear_faults, release, reserve
+from kvpool.compaction import compact, follow
 from kvpool.drafts import draft_layer, origin_of, part_of, project, with_draft
 from kvpool.files import load_plan, load_spec
 from kvpool.forecast import fits
@@ -46,7 +47,13 @@ from kvpool.storage import (
     write,
     write_state,
 )
-from kvpool.variants import per_rank, with_dtype, with_window_blocks, without_regions
+from kvpool.variants import (
+    per_rank,
+    with_dtype,
+    with_pooling,
+    with_window_blocks,
+    without_regions,
+)
 
 
 def init(spec: CacheSpec, plan: Plan, device=None) -> tuple[State, Storage]:
@@ -92,12 +99,14 @@ __all__ = [
     "block_table",
     "check",
     "clear_faults",
+    "compact",
     "copy_blocks",
     "draft_from_hf_config",
     "draft_layer",
     "drop",
     "export_blocks",
     "fits",
+    "follow",
     "fork",
     "free_blocks",
     "import_blocks",
@@ -124,6 +133,7 @@ __all__ = [
     "truncate",
     "with_draft",
     "with_dtype",
+    "with_pooling",
     "with_window_blocks",
     "without_regions",
     "write",
