@@ -18,6 +18,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Mapping
 
+import jax
 import numpy as np
 
 from kvpool.plan import Plan
@@ -30,6 +31,7 @@ from kvpool.prefix.match import Hit
 from kvpool.prefix.pending import Pending
 from kvpool.prefix.places import Places
 from kvpool.prefix.snapshots import PromptEnd
+from kvpool.prefix.stats import Stats
 from kvpool.prefix.tree import Kept, Tree
 from kvpool.spec import CacheSpec
 from kvpool.state import State, check_plan
@@ -37,20 +39,6 @@ from kvpool.status import SpecError
 from kvpool.storage import Storage
 
 _NOTHING: Mapping[str, int] = types.MappingProxyType({})
-
-
-@dataclasses.dataclass
-class Stats:
-    """What a cache has done so far, and what it holds."""
-
-    matches: int = 0
-    hits: int = 0  # of them those with a length
-    tokens: int = 0  # of all prompts matched
-    tokens_hit: int = 0
-    snapshots_skipped: int = 0  # wanted, but no block was free
-    held: dict[str, int] = dataclasses.field(default_factory=dict)  # blocks of each group now
-    stored: dict[str, int] = dataclasses.field(default_factory=dict)
-    removed: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class PrefixCache:
@@ -206,7 +194,7 @@ class PrefixCache:
         protected = self._holdings.guards(protect.used) if protect else set()
         freed = dict.fromkeys(self._holdings.held, 0)
         while True:
-            lacking = [want - have for want, have in zip(wanted, free, strict=True)]
+            lacking: list[float] = [want - have for want, have in zip(wanted, free, strict=True)]
             holders = publish.holders_of_pools(state) if max(lacking) > 0 else []
             gone = self._holdings.make_room(lacking, holders, protected, freed)
             if not gone:
@@ -218,6 +206,13 @@ class PrefixCache:
         for name, one in given.items():
             if one.plan != self._plan:
                 raise SpecError(f"{name}: made from another plan than the cache's")
+
+    def follow(self, moves: Mapping[str, tuple]) -> None:
+        """Goes along with the moves {group: (src, dst)} that `kv.compact` returned.
+
+        Hits of before are of no use any more.
+        """
+        self._holdings.follow(jax.device_get(dict(moves)))
 
     def clear(self, state: State) -> State:
         """Lets go of everything, pinned or not; rows keep what they hold."""

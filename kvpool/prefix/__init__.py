@@ -6,4 +6,5 @@ match.py      the longest hit                   pending.py   hits that rows are 
 holdings.py   the blocks held, and who goes     needs.py     how many have to
 eviction.py   in which order                    snapshots.py where rows should stop
 publish.py    what is done to the state         audit.py     whether all of it is right
+stats.py      what is counted
 """

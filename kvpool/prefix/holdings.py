@@ -1,6 +1,6 @@
 """Holdings: the blocks and snapshots that the cache holds, and in which order they go."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvpool.prefix.match import Used
@@ -26,9 +26,13 @@ class Holdings:
     def __init__(self, tree: Tree, new_evictor: Callable):
         self.tree, self.places = tree, tree.places
         self.evictors = {group.memory: new_evictor() for group in self.places.groups}
+        self._costs = dict.fromkeys(self.evictors, 0)  # of a unit in all groups that keep all
+        for group in self.places.whole:
+            self._costs[group.memory] += group.cost
         # First what takes other blocks along, which may then be enough for those groups.
         groups = sorted(self.places.groups, key=lambda group: not group.keeps_all)
         self._order = {group.pool: self.evictors[group.memory] for group in groups}
+        self._bytes = {group.pool: group.group.bytes_per_block for group in groups}
         names = [group.name for group in self.places.groups]
         self.held = dict.fromkeys(names, 0)
         self.stored = dict.fromkeys(names, 0)
@@ -43,12 +47,14 @@ class Holdings:
         self.held[group.name] += 1
         self.stored[group.name] += 1
         self._tell("stored", kept, group)
-        if place == group.first or not group.keeps_all:  # as `_is_listed`
+        if self._is_listed(kept):
             base = node.parent if group.keeps_all else node
             under = (
                 base.kept[group.under] if base and base.kept and group.under is not None else None
             )
-            self.evictors[group.memory].add(kept, group.cost, under, not group.keeps_all)
+            cost = self._costs[group.memory] if group.keeps_all else group.cost
+            name = (node.key, place)
+            self.evictors[group.memory].add(kept, cost, under, not group.keeps_all, name)
         return kept
 
     def lose(self, kept: Kept) -> list[Kept]:
@@ -88,11 +94,12 @@ class Holdings:
             return [one for state in self.places.states if (one := others[state.first])]
         return [kept]
 
-    def make_room(self, short: list[int], holders, protected: set[Kept], freed) -> list[Kept]:
+    def make_room(self, short: list[float], holders, protected: set[Kept], freed) -> list[Kept]:
         """Takes out what frees so many blocks of each pool, or as many as there are.
 
         Args:
-          short: for each pool; counted down by the blocks that become free.
+          short: for each pool; counted down by the blocks that become free, those of other
+            pools of its memory by their bytes.
           holders: i32[N] for each pool; a block of which the cache is the only holder becomes free.
           protected: what stays.
           freed: {group: blocks}, counted up.
@@ -115,8 +122,11 @@ class Holdings:
                     continue  # rows use them
                 gone += self.lose(kept)
                 for _, group in free:
-                    short[pool if group.memory == memory else group.pool] -= 1
                     freed[group.name] += 1
+                    if group.memory != memory or group.pool == pool:
+                        short[group.pool] -= 1
+                    else:  # of another size
+                        short[pool] -= group.group.bytes_per_block / self._bytes[pool]
                 if short[pool] <= 0:
                     break
         return gone
@@ -131,6 +141,8 @@ class Holdings:
     def touch(self, used: Used) -> None:
         """A hit used this of each group."""
         for group, kept in zip(self.places.groups, used, strict=True):
+            if group.keeps_all and group.first != group.under:
+                continue
             listed = kept[:: group.count] if group.keeps_all else kept
             self.evictors[group.memory].touch(listed[::-1])
 
@@ -139,7 +151,7 @@ class Holdings:
         guards: set[Kept] = set()
         for group, kept in zip(self.places.groups, used, strict=True):
             if group.keeps_all:
-                guards.update(filter(None, (one.node.kept[group.first] for one in kept[-1:])))
+                guards.update(filter(None, (one.node.kept[group.under or 0] for one in kept[-1:])))
             else:
                 guards.update(kept)
         return guards
@@ -154,6 +166,15 @@ class Holdings:
             elif not before + times:
                 del self.pins[one]
                 evictor.unpin(one)
+
+    def follow(self, moves: Mapping[str, tuple]) -> None:
+        """Renames what was moved, {group: (src, dst)}."""
+        renamed = {
+            name: dict(zip(src.tolist(), dst.tolist(), strict=True))
+            for name, (src, dst) in moves.items()
+        }
+        for one in self.everything():
+            one.block = renamed.get(self.group_of(one).name, {}).get(one.block, one.block)
 
     def everything(self) -> list[Kept]:
         """All that is held, parents first."""
@@ -176,6 +197,6 @@ class Holdings:
         self._events.append(Event(kind, group.name, node.key, before, kept.place - group.first))
 
     def _is_listed(self, kept: Kept) -> bool:
-        """Whether an evictor knows it: of what keeps all, the first block stands for its unit."""
+        """Whether an evictor knows it: of what keeps all, one block stands for its unit."""
         group = self.group_of(kept)
-        return not group.keeps_all or kept.place == group.first
+        return not group.keeps_all or kept.place == group.under

@@ -103,4 +103,6 @@ class Places:
 
 def memories_of(plan: Plan) -> tuple[int, ...]:
     """The memory of each pool: a block of any pool of a memory makes room for the others' needs."""
-    return tuple(range(len(plan.pool_sizes)))
+    # Pools of slabs give an empty slab to whichever of them needs it.
+    of_slabs = [pool for pool, blocks in enumerate(plan.pool_per_slab) if blocks]
+    return tuple(of_slabs[0] if pool in of_slabs else pool for pool in range(len(plan.pool_sizes)))

@@ -81,16 +81,28 @@ class Serving:
 
     Args:
       blocks: of every group, or {group: blocks}.
+      budget: bytes of slabs that the groups share, in the place of blocks.
       options: of the PrefixCache.
     """
 
     def __init__(
-        self, layers, block=4, blocks=64, rows=3, max_len=64, step=None, sizes=None, **options
+        self,
+        layers,
+        block=4,
+        blocks=64,
+        rows=3,
+        max_len=64,
+        step=None,
+        sizes=None,
+        budget=None,
+        **options,
     ):
-        self.spec = kv.CacheSpec.from_layers(layers, block, block_sizes=sizes)
+        pooling = "elastic" if budget else "independent"
+        self.spec = kv.CacheSpec.from_layers(layers, block, pooling, block_sizes=sizes)
         counts = blocks if isinstance(blocks, dict) else {g.name: blocks for g in self.spec.groups}
         limits = {"max_seqs": rows, "max_seq_len": max_len, "max_step_tokens": step or max_len}
-        self.plan = kv.plan(self.spec, num_blocks=counts, **limits)
+        size = {"budget_bytes": budget} if budget else {"num_blocks": counts}
+        self.plan = kv.plan(self.spec, **size, **limits)
         self.state, self.storage = kv.init(self.spec, self.plan)
         self.cache = kv.PrefixCache(self.spec, self.plan, **options)
         self.tokens: dict[int, list[int]] = {}
@@ -122,6 +134,24 @@ class Serving:
         self.storage = write_step(self.spec, self.storage, self.state, num, values, last)
         self.state = kv.advance(self.state, num)
         self.settle()
+
+    def admit_or_evict(self, row, tokens):
+        """Admits a row with its hit; makes room as often as blocks are short."""
+        hit = self.cache.match(tokens)
+        while True:
+            _, result = kv.admit(self.state, i32([row]), hit.prefix)
+            if bool(result.ok):
+                return self.admit(row, tokens, hit=hit)
+            assert sum(self.evict(short=result.shortfall, protect=hit).values()), "no room"
+
+    def run_or_evict(self, row, length):
+        """Runs a row; makes room as often as blocks are short."""
+        while True:
+            num = self._vector(row, length - self.n(row))
+            _, result = kv.reserve(self.state, num, each=True)
+            if bool(result.ok):
+                return self.run(row, length)
+            assert sum(self.evict(short=result.shortfall).values()), "no room"
 
     def insert(self, row, salt=None):
         self.state, self.storage = self.cache.insert(
@@ -176,6 +206,8 @@ class Serving:
         """Checks all books, and fills what nobody holds."""
         kv.check(self.state)
         self.cache.check(self.state)
+        if any(self.plan.pool_per_slab):
+            return  # what nobody holds may be another group's
         self.count_holders()
         pool, ids = self.state.pool, {}
         holders = np.asarray(pool.holders)
