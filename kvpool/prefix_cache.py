@@ -46,7 +46,8 @@ class PrefixCache:
 
     Args:
       model: whose weights computed them; part of every key.
-      evictor: makes the order in which blocks of one pool go; called once a pool.
+      evictor: makes the order in which blocks go; called for each pool, and once for those that
+        share slabs.
       snapshots: says at which lengths a prompt should stop (`Hit.stops`).
     """
 
@@ -124,8 +125,8 @@ class PrefixCache:
           (state, storage).
 
         Raises:
-          ValueError: as `match`; for a row that is free or does not exist, too few tokens. Nothing
-            has changed then.
+          ValueError: as `match`; for a row that is free or does not exist, too few tokens.
+          SpecError: for a state or storage of another plan. Nothing has changed in either case.
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
         row = self._checked_row(row)
@@ -175,7 +176,8 @@ class PrefixCache:
         """Makes room: frees blocks that only the cache holds, until enough are free and no more.
 
         What goes are blocks of the groups in need, in the evictor's order, and what is of no use
-        without them.
+        without them. Of groups that share slabs it is any group's, and may be a little more, since
+        only an empty slab is of use to another.
 
         Args:
           need: {group: blocks that are to be free}, those that are already included.
