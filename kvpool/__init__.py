@@ -15,6 +15,8 @@ from kvpool.indices import NULL_BLOCK
 from kvpool.invariants import check
 from kvpool.plan import Peak, Plan
 from kvpool.planning import plan
+from kvpool.prefix.match import Hit
+from kvpool.prefix_cache import PrefixCache
 from kvpool.presets import preset, preset_names
 from kvpool.regions import (
     ChunkedLocal,
@@ -76,11 +78,13 @@ __all__ = [
     "Fault",
     "FullAttention",
     "Group",
+    "Hit",
     "InvariantError",
     "LatentAttention",
     "Peak",
     "Plan",
     "Prefix",
+    "PrefixCache",
     "RecurrentState",
     "Region",
     "Result",
