@@ -62,7 +62,7 @@ class Table:
 
 
 class Ages:
-    """The tables of all classes, and the clock."""
+    """The tables of all classes, and the clock; of the last class no use is expected at first."""
 
     def __init__(self, kinds: int):
         self.now = 0
@@ -100,14 +100,16 @@ class Ages:
         return self._tables[kind].worth[bin_of(age)]
 
     def _count(self, visit, seen, used) -> None:
-        for table in (self._tables[visit.kind], self._all):
+        tables = [self._tables[visit.kind], self._all]
+        for table in tables[: 1 if visit.kind == len(self._tables) - 1 else 2]:
             table.seen[visit.bin] += seen
             table.used[visit.bin] += used
 
     def _solve(self) -> None:
         self._all.solve([_PRIOR] * BINS, _PRIOR_WEIGHT)
-        for table in self._tables:
+        for table in self._tables[:-1]:
             table.solve(self._all.chances, _CLASS_WEIGHT)
+        self._tables[-1].solve([0.0] * BINS, _CLASS_WEIGHT)
 
 
 def bin_of(age: int) -> int:

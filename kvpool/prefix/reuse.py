@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
 from kvpool.prefix.ages import Ages, next_bin
-from kvpool.prefix.visits import KINDS, LEFT_OVER, Item, Visit, owner_of, take
+from kvpool.prefix.visits import INNER, KINDS, LEFT_OVER, Item, Visit, owner_of, take
 
 # Of what was evicted, names for so many times as many blocks as are cached: enough to see uses at
 # four times the age at which blocks go, and still small beside the blocks.
@@ -21,14 +21,13 @@ class Reuse:
     Worth is the chance of a use, for a request's time in memory, of a visit's path: learned for
     each number of times that the path went on before, and each age (`ages`). Where paths carry
     snapshots or window tails, it is divided by all bytes: a short path is little for a
-    large snapshot. A snapshot that a later one on the only way on made needless goes before all.
+    large snapshot. A snapshot on whose only way on there is a later one goes by a worth of its own.
     """
 
     def __init__(self):
-        self._ages = Ages(KINDS)
+        self._ages = Ages(KINDS + 1)
         self._items: dict = {}
         self._pinned: set = set()
-        self._needless: OrderedDict[Item, None] = OrderedDict()
         self._gone: OrderedDict[Hashable, tuple[Visit, int]] = OrderedDict()  # name: owner, depth
         self._changed: dict[Visit, None] = {}
         self._heap: list = []  # (worth, begun, number, visit, version)
@@ -73,16 +72,38 @@ class Reuse:
 
     def _add_tail(self, item: Item) -> None:
         self._has_tails, parent = True, item.parent
-        visit = item.visit = owner_of(parent)
+        parent.tail_cost += item.cost
+        visit = owner_of(parent)
+        depth, inner = 0, []
         for other in visit.tails:
             before = other.parent
             if before.depth < parent.depth and before.children == 1:
-                self._needless[other] = None
+                inner.append((other, before.depth - depth))
+            if before.depth != depth:
+                depth = before.depth
+        for other, blocks in inner:
+            self._leave_alone(other, visit, blocks * parent.cost)
+        if item.name in self._gone:
+            old, _ = self._gone.pop(item.name)
+            self._ages.use(old, old.share)
+        self._join(item, visit)
+        visit.spoilt = False
+
+    def _join(self, item: Item, visit: Visit) -> None:
+        """A tail belongs to the visit that owns its block, and goes before it."""
         visit.tails.append(item)
         visit.tails.sort(key=lambda tail: tail.depth)
         visit.tail_cost += item.cost
-        visit.spoilt = False
         self._changed[visit] = None
+
+    def _leave_alone(self, item: Item, visit: Visit, saved: float) -> None:
+        """A later tail has made this one inner; it saves so many bytes of blocks."""
+        visit.tails.remove(item)
+        visit.tail_cost -= item.cost
+        item.alone = Visit(self._ages.now, INNER, 1)
+        item.alone.tails, item.alone.cost = [item], saved
+        self._ages.watch(item.alone)
+        self._changed[visit] = self._changed[item.alone] = None
 
     def touch(self, keys: Sequence) -> None:
         """Keys were used, deepest first; called without any where a request could use none."""
@@ -94,10 +115,13 @@ class Reuse:
             self._take(first)
             return
         for item in (self._items[key] for key in keys):
-            if item.is_tail:
-                self._needless.pop(item, None)  # its visit was taken with its block
-            else:
+            if not item.is_tail:
                 self._take(item)
+            elif item.alone:  # others were taken with their block
+                self._ages.use(item.alone, 1.0)
+                self._give_up(item.alone)
+                item.alone = None
+                self._join(item, owner_of(item.parent))
 
     def _take(self, item: Item) -> Visit:
         visit, taken = take(self._ages.now, item)
@@ -130,14 +154,20 @@ class Reuse:
                 self._changed[before] = None
         self._remember(item, visit)
 
+    def _give_up(self, visit: Visit) -> None:
+        visit.tails = []
+        self._changed[visit] = None
+
     def _remove_tail(self, item: Item) -> None:
+        item.parent.tail_cost -= item.cost
+        if item.alone:
+            self._give_up(item.alone)
+            self._remember(item, item.alone)
+            return
         visit = owner_of(item.parent)
         visit.tails.remove(item)
         visit.tail_cost -= item.cost
-        if item in self._needless:
-            del self._needless[item]
-        else:
-            visit.spoilt = True
+        visit.spoilt = True
         self._changed[visit] = None
 
     def _remember(self, item: Item, visit: Visit) -> None:
@@ -158,24 +188,6 @@ class Reuse:
 
     def victims(self) -> Iterator:
         """Keys, best to lose first; those taken are removed before the next is asked for."""
-        kept: list = []
-        try:
-            while self._needless:
-                item, _ = self._needless.popitem(last=False)
-                self._needless[item] = None
-                self._needless.move_to_end(item, last=False)
-                if item.key not in self._pinned:
-                    yield item.key
-                if item.key in self._items and self._items[item.key] is item:
-                    self._needless.pop(item, None)
-                    kept.append(item)
-            yield from self._by_worth()
-        finally:
-            for item in reversed(kept):
-                self._needless[item] = None
-                self._needless.move_to_end(item, last=False)
-
-    def _by_worth(self) -> Iterator:
         left = []
         try:
             while self._refresh():
@@ -201,7 +213,7 @@ class Reuse:
                 self._changed[visit] = None
         for visit in self._changed:
             visit.version += 1
-            if visit.leaf is None:
+            if visit.leaf is None and visit.kind != INNER or visit.kind == INNER and not visit.tails:
                 continue  # nothing can go, until what hangs on it has gone
             number, age = next(self._number), now - visit.begun
             entry = (self._worth(visit, age), visit.begun, number, visit, visit.version)
@@ -212,6 +224,8 @@ class Reuse:
         return self._heap
 
     def _worth(self, visit: Visit, age: int) -> float:
+        if visit.kind == INNER:
+            return self._ages.worth(INNER, age) * visit.cost / visit.tails[0].parent.tail_cost
         if self._has_tails and (visit.spoilt or not visit.tails):
             return 0.0  # blocks that no hit can end at
         return self._ages.worth(visit.kind, age) * visit.cost / (visit.cost + visit.tail_cost)

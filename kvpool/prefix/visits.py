@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator
 
 KINDS = 8  # visits are told apart by how often their path went on before: 0, 1, ..., 6 or more
 LEFT_OVER = KINDS - 1  # and what a later visit left of a path that it mostly went along
+INNER = KINDS  # a snapshot or tail on whose only way on there is a later one
 
 
 class Visit:
@@ -38,7 +39,9 @@ class Visit:
 class Item:
     """One block, or snapshot, that is cached."""
 
-    __slots__ = ("children", "cost", "depth", "is_tail", "key", "name", "parent", "visit")
+    __slots__ = (
+        "alone", "children", "cost", "depth", "is_tail", "key", "name", "parent", "tail_cost", "visit",
+    )  # fmt: skip
 
     def __init__(self, key, cost: float, parent: "Item | None", name: Hashable):
         self.key, self.cost, self.name = key, cost, name
@@ -46,6 +49,8 @@ class Item:
         self.depth: int = parent.depth + 1 if parent else 1
         self.children = 0
         self.is_tail = False  # a snapshot or window block, on the block that is its parent
+        self.tail_cost = 0.0  # of all tails on it
+        self.alone: Visit | None = None  # that of an inner tail, which goes by its own worth
         self.visit: Visit | None = None  # one from which the owner is found
 
 
