@@ -77,7 +77,7 @@ class Server:
             prefix = hit.prefix if hit else None
             state, result = kv.admit(self.state, [row], prefix)
             if not result.ok and self.cache:
-                self._make_room(result, protect=hit)
+                self.state, _ = self.cache.evict(self.state, short=result.shortfall, protect=hit)
                 state, result = kv.admit(self.state, [row], prefix)
             if not result.ok:
                 return
@@ -91,7 +91,7 @@ class Server:
         if self.cache:
             _, result = kv.reserve(self.state, counts, each=True)
             if not result.ok:
-                self._make_room(result)
+                self.state, _ = self.cache.evict(self.state, short=result.shortfall)
         tokens = np.zeros((len(counts), CHUNK if counts.max() > 1 else 1), np.int32)
         chooses = np.zeros(len(counts), bool)
         for row, chat in self._active():
@@ -123,17 +123,10 @@ class Server:
     def _publish(self, row: int, chat: Chat) -> None:
         """Puts a row into the cache at its stops and at its end, where it is released."""
         if self.cache and (chat.settled in chat.stops or chat.answered):
-            self.state, self.storage = self.cache.insert(
-                self.state, self.storage, chat.tokens, row
-            )
+            self.state, self.storage = self.cache.insert(self.state, self.storage, chat.tokens, row)
         if chat.answered:
             self.state = kv.release(self.state, [row])
             self.rows[row] = None
-
-    def _make_room(self, result: kv.Result, protect: kv.Hit | None = None) -> None:
-        free = kv.free_blocks(self.state)
-        need = {group: int(free[group] + short) for group, short in result.shortfall.items()}
-        self.state, _ = self.cache.evict(self.state, need, protect=protect)
 
     def _active(self) -> list[tuple[int, Chat]]:
         return [(row, chat) for row, chat in enumerate(self.rows) if chat]
@@ -208,7 +201,8 @@ def report(cache: kv.PrefixCache, texts: dict, computed: dict) -> None:
     """Prints the end of a chat and what the cache did."""
     print(f"\n--- the end of a chat\n{prompts.decode(np.array(texts[True][0][-160:]))}\n---\n")
     stats = cache.stats()
-    print(f"{stats.hits} of {stats.matches} requests hit, {stats.tokens_hit:,} of {stats.tokens:,} tokens")
+    print(f"{stats.hits} of {stats.matches} requests hit,", end=" ")
+    print(f"{stats.tokens_hit:,} of {stats.tokens:,} tokens")
     for group, held in stats.held.items():
         print(f"{group}: {held} blocks cached, {stats.removed[group]} evicted")
     print(f"tokens computed: {computed[True]:,} instead of {computed[False]:,}")

@@ -6,19 +6,22 @@ any other holder and eviction can free nothing that a row uses. A request goes t
     hit = cache.match(prompt)
     state, freed = cache.evict(state, need, protect=hit)   # where blocks are short
     state, result = kv.admit(state, [row], hit.prefix)     # then kv.copy_blocks, as always
-    ... prefill from hit.length in steps that end at hit.stops, and after each
-    state, storage = cache.insert(state, storage, prompt, row)
+    ... steps from hit.length on, which end at each of hit.stops and at the prompt's end; there
+    and when the answer is done, while the row still holds its blocks:
+    state, storage = cache.insert(state, storage, tokens, row)
 
-all of it from `match` to `admit` before any other eviction: a hit holds nothing by itself.
+all of it from `match` to `admit` before any other eviction: a hit holds nothing by itself. Windows
+and recurrent states can be published only where the row stands, hence the stops.
 """
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from kvpool.plan import Plan
-from kvpool.prefix import audit, keys, match, publish
+from kvpool.prefix import audit, keys, match, needs, publish
 from kvpool.prefix.eviction import LRU
 from kvpool.prefix.growth import Growth
 from kvpool.prefix.holdings import Event, Holdings
@@ -32,6 +35,8 @@ from kvpool.spec import CacheSpec
 from kvpool.state import State, check_plan
 from kvpool.status import SpecError
 from kvpool.storage import Storage
+
+_NOTHING: Mapping[str, int] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass
@@ -67,9 +72,9 @@ class PrefixCache:
         snapshots=None,
     ):
         check_plan(spec, plan)
-        self._plan, self._places = plan, Places.of(spec)
+        self._plan, self._places = plan, Places.of(plan)
         self._tree = Tree(self._places, lambda salt: keys.namespace(spec, model, salt))
-        self._holdings = Holdings(self._tree, plan, evictor)
+        self._holdings = Holdings(self._tree, evictor)
         self._snapshots = snapshots or PromptEnd(self._places.unit)
         self._growth = Growth(self._tree, self._holdings)
         self._pending = Pending(self._places)
@@ -110,7 +115,9 @@ class PrefixCache:
             self._stats.tokens_hit += length
             self._holdings.touch(used)
         known = len(chain) * self.unit
-        stops = tuple(self._snapshots.stops(prompt=num_tokens, hit=length, known=known))
+        stops: tuple[int, ...] = ()
+        if self._places.windows or self._places.states:  # what else is kept, is at any length
+            stops = tuple(self._snapshots.stops(prompt=num_tokens, hit=length, known=known))
         pending = self._pending.longest(salt, raw, length, limit)
         return Hit(length, prefix, missed, known, stops, pending, raw, salt, used)
 
@@ -134,7 +141,7 @@ class PrefixCache:
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
         row = self._checked_row(row)
-        self._check_state(state)
+        self._check_plan(state=state, storage=storage)
         live, settled, ids = publish.look_at_row(state, row)
         if not live:
             raise ValueError(f"row: wanted one that is live, got {row}, which is free")
@@ -154,7 +161,7 @@ class PrefixCache:
         return state, storage
 
     def _checked_row(self, row) -> int:
-        if isinstance(row, bool) or not isinstance(row, (int, np.integer)):
+        if np.ndim(row) or np.asarray(row).dtype.kind not in "iu":
             raise ValueError(f"row: wanted an integer, got {row!r}")
         if not 0 <= row < self._plan.max_seqs:
             raise ValueError(f"row: wanted 0 to {self._plan.max_seqs - 1}, got {row}")
@@ -169,53 +176,52 @@ class PrefixCache:
             self._holdings.keep(node, group.first, taken[group.name])
         return state, storage
 
-    def evict(self, state: State, need: Mapping[str, int], *, protect: Hit | None = None):
-        """Makes room: frees blocks that only the cache holds, until `need` are free.
+    def evict(
+        self,
+        state: State,
+        need: Mapping[str, int] = _NOTHING,
+        *,
+        short: Mapping[str, int] = _NOTHING,
+        protect: Hit | None = None,
+    ):
+        """Makes room: frees blocks that only the cache holds, until enough are free and no more.
 
-        What goes are the blocks of the groups in need, in the evictor's order, and what is of no
-        use without them. So blocks are freed only where fewer than `need` are free.
+        What goes are blocks of the groups in need, in the evictor's order, and what is of no use
+        without them.
 
         Args:
-          need: {group: blocks that a request needs}, those that are free already included.
-          protect: a hit that the request is about to be admitted with; it loses nothing.
+          need: {group: blocks that are to be free}, those that are already included.
+          short: {group: blocks that are missing}, such as the `shortfall` of a refused call.
+          protect: a hit that is about to be admitted; it loses nothing.
 
         Returns:
-          (state, freed {group: blocks}).  Where the need is not met there was nothing left to free.
+          (state, freed {group: blocks}).  Where too few are free after it, nothing was left to go.
 
         Raises:
           SpecError, ValueError: for an unknown group, counts that are none.
         """
-        self._check_state(state)
-        wanted = self._per_pool(need)
+        self._check_plan(state=state)
+        free = publish.free_of_pools(state)
+        wanted = needs.wanted(self._plan, free, need, short)
         protected = self._holdings.guards(protect.used) if protect else set()
         freed = dict.fromkeys(self._holdings.held, 0)
         while True:
-            free = publish.free_of_pools(state)
-            short = [want - have for want, have in zip(wanted, free, strict=True)]
-            holders = publish.holders_of_pools(state) if max(short) > 0 else []
-            gone = self._holdings.make_room(short, holders, protected, freed)
+            lacking = [want - have for want, have in zip(wanted, free, strict=True)]
+            holders = publish.holders_of_pools(state) if max(lacking) > 0 else []
+            gone = self._holdings.make_room(lacking, holders, protected, freed)
             if not gone:
                 return state, freed
             state = publish.drop(state, self._places, gone)
+            free = publish.free_of_pools(state)
 
-    def _check_state(self, state: State) -> None:
-        if state.plan != self._plan:
-            raise SpecError("state: made from another plan than the cache's")
-
-    def _per_pool(self, need: Mapping[str, int]) -> list[int]:
-        if not isinstance(need, Mapping):
-            raise ValueError(f"need: wanted {{group: blocks}}, got {type(need).__name__}")
-        wanted = [0] * len(self._plan.pool_sizes)
-        for name, blocks in need.items():
-            pool = self._plan.pool_of[self._plan.spec.group_index(name)]
-            if np.ndim(blocks) or np.asarray(blocks).dtype.kind not in "iu":
-                raise ValueError(f"need[{name!r}]: wanted a number of blocks, got {blocks!r}")
-            wanted[pool] += max(0, int(blocks))
-        return wanted
+    def _check_plan(self, **given) -> None:
+        for name, one in given.items():
+            if one.plan != self._plan:
+                raise SpecError(f"{name}: made from another plan than the cache's")
 
     def clear(self, state: State) -> State:
         """Lets go of everything, pinned or not; rows keep what they hold."""
-        self._check_state(state)
+        self._check_plan(state=state)
         gone = self._holdings.lose_all()
         self._pinned.clear()
         return publish.drop(state, self._places, gone)
@@ -273,7 +279,7 @@ class PrefixCache:
         Raises:
           InvariantError: naming the group and the block.
         """
-        self._check_state(state)
+        self._check_plan(state=state)
         audit.check(self._holdings, state)
 
     def stats(self) -> Stats:

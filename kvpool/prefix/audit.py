@@ -19,7 +19,7 @@ def check(holdings: Holdings, state: State) -> None:
         _check_node(holdings, node)
     everything = holdings.everything()
     for group in holdings.places.groups:
-        count = sum(holdings.places.of_place[one.place] is group for one in everything)
+        count = sum(holdings.group_of(one) is group for one in everything)
         if count != holdings.held[group.name]:
             raise InvariantError(
                 f"group {group.name}: counts {holdings.held[group.name]} cached, has {count}"
@@ -27,7 +27,7 @@ def check(holdings: Holdings, state: State) -> None:
     retained = np.asarray(state.pool.retained)
     seen: dict[tuple[int, int], Kept] = {}
     for one in everything:
-        name, pool = holdings.places.of_place[one.place].name, holdings.pool_of(one)
+        name, pool = holdings.group_of(one).name, holdings.group_of(one).pool
         size, start = state.plan.pool_sizes[pool], state.pool.offsets[pool]
         if not 0 <= one.block < size:
             raise InvariantError(f"group {name}: caches block {one.block} of {size}")
@@ -39,14 +39,14 @@ def check(holdings: Holdings, state: State) -> None:
 
 def _check_node(holdings: Holdings, node: Node) -> None:
     places, parent = holdings.places, node.parent
-    if parent is None or parent.children.get(node.tokens) is not node:
-        raise InvariantError(f"a node of depth {node.depth} is not its parent's")
-    if node.depth != parent.depth + 1 or node.key != keys.next_key(parent.key, node.tokens):
-        raise InvariantError(f"a node of depth {node.depth} does not go on from its parent's key")
+    if parent is None or parent.find(node.tokens) is not node:
+        raise InvariantError(f"a node of depth {node.depth} is not found from its parent")
+    if node.depth != parent.depth + 1 or node.key != keys.digest(parent.key + node.tokens):
+        raise InvariantError(f"a node of depth {node.depth} has another depth or key")
     lacks = [g.name for g in places.whole for p in g.places if node.kept[p] is None]
     if lacks:
         raise InvariantError(f"group {lacks[0]}: a node of depth {node.depth} has no block")
-    if not node.children and not any(node.kept):
+    if not node.child and not any(node.kept):
         raise InvariantError(f"a node of depth {node.depth} keeps nothing and leads nowhere")
     for place, one in enumerate(node.kept):
         if one is not None and (one.node is not node or one.place != place):

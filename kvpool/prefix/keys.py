@@ -64,12 +64,12 @@ def namespace(spec, model: str, salt) -> bytes:
       salt: as `checked_salt` takes it.
     """
     text = json.dumps(["kvpool prefix", spec.digest, model, _framed(salt)])
-    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
+    return digest(text.encode())
 
 
-def next_key(key: bytes, tokens: bytes) -> bytes:
-    """The key of a beginning that goes on from that of `key` with one unit of tokens."""
-    return hashlib.blake2b(key + tokens, digest_size=KEY_BYTES).digest()
+def digest(data: bytes) -> bytes:
+    """A key; of the key of a beginning and one unit of tokens, that of the beginning with both."""
+    return hashlib.blake2b(data, digest_size=KEY_BYTES).digest()
 
 
 def _framed(salt):

@@ -20,7 +20,7 @@ from kvpool.sharing import Prefix
 Used = tuple[tuple[Kept, ...], ...]  # what a hit reads: for each group, in the order of tokens
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Hit:
     """What the cache has of a prompt. It holds nothing: admit before the next eviction."""
 
@@ -28,7 +28,7 @@ class Hit:
     prefix: Prefix  # for `admit`; its arrays have the widths of the block tables
     missed: dict[str, str | None]  # why a group can not serve a longer hit; None: not to blame
     known: int  # tokens up to which the cache knows the prompt, at least `length`
-    stops: tuple[int, ...]  # lengths beyond the hit at which to `insert` the row, ascending
+    stops: tuple[int, ...]  # lengths beyond the hit at which to `insert` the row too, ascending
     pending: int  # the hit that a row which `begin` announced is going to make possible, else 0
     raw: bytes = dataclasses.field(repr=False)  # the prompt, as `keys.token_bytes` gives it
     salt: Salt = dataclasses.field(repr=False)
@@ -111,9 +111,9 @@ def used_by(places: Places, chain: list[Node], length: int) -> Used:
 
 
 def _used(group: GroupPlaces, chain: list[Node]) -> Iterator[Kept]:
-    if group.group.is_state:
+    if group.is_state:
         return filter(None, (node.kept[group.first] for node in chain[-1:]))
-    first_column = group.needed(len(chain) * group.tokens).start
+    first_column = group.needed(len(chain) * group.unit).start
     first, skipped = divmod(first_column, group.count)
     kept = [node.kept[place] for node in chain[first:] for place in group.places]
     return filter(None, kept[skipped:])

@@ -84,7 +84,9 @@ class Serving:
       options: of the PrefixCache.
     """
 
-    def __init__(self, layers, block=4, blocks=64, rows=3, max_len=64, step=None, sizes=None, **options):
+    def __init__(
+        self, layers, block=4, blocks=64, rows=3, max_len=64, step=None, sizes=None, **options
+    ):
         self.spec = kv.CacheSpec.from_layers(layers, block, block_sizes=sizes)
         counts = blocks if isinstance(blocks, dict) else {g.name: blocks for g in self.spec.groups}
         limits = {"max_seqs": rows, "max_seq_len": max_len, "max_step_tokens": step or max_len}
@@ -132,8 +134,8 @@ class Serving:
         del self.tokens[row]
         self.settle()
 
-    def evict(self, need, **options):
-        self.state, freed = self.cache.evict(self.state, need, **options)
+    def evict(self, need=(), **options):
+        self.state, freed = self.cache.evict(self.state, dict(need), **options)
         self.settle()
         return freed
 
@@ -211,7 +213,9 @@ class Serving:
             full = 1 if group.is_state else n // group.block_size
             held = ids[:, :full] >= 0
             assert (held[0] == held[1]).all(), group.name
-            words = [np.asarray(kv.export_blocks(self.storage, group.name, i)) for i in ids[:, :full]]
+            words = [
+                np.asarray(kv.export_blocks(self.storage, group.name, i)) for i in ids[:, :full]
+            ]
             assert words[0].tobytes() == words[1].tobytes(), group.name
         seen = [jax.device_get(read_row(self.spec, self.storage, self.state, i32(r)))
                 for r in (one, other)]  # fmt: skip

@@ -1,13 +1,15 @@
 """The cache against a plain model, a dictionary of token tuples, with blocks always short."""
 
+from typing import ClassVar
+
 import hypothesis.strategies as st
-import kvpool as kv
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from serving import Serving, i32
 
+import kvpool as kv
 from kvpool.prefix import keys
 
 FULL = kv.FullAttention(1, 4, dtype="float32")
@@ -37,7 +39,8 @@ class Model:
     def hear_of(self, tokens, salt):
         key = keys.namespace(self.spec, "", salt)
         for end in range(self.unit, len(tokens) + 1, self.unit):
-            key = keys.next_key(key, np.asarray(tokens[end - self.unit : end], "<i4").tobytes())
+            unit = np.asarray(tokens[end - self.unit : end], "<i4").tobytes()
+            key = keys.digest(key + unit)
             self.meaning[key] = (salt, tuple(tokens[:end]))
 
     def listen(self):
@@ -61,9 +64,9 @@ class Model:
                 if (group.name, 0) not in self.held.get((salt, tuple(tokens[:length])), ()):
                     return False
                 continue
-            first = {"all": 0, "window": max(0, length - group.region.span + 1),
-                     "chunk": length // (group.region.span or 1) * group.region.span}[kind]  # fmt: skip
-            needed = {position // size for position in range(first, length)}
+            span = group.region.span
+            first = {"window": max(0, length - span + 1), "chunk": length - length % (span or 1)}
+            needed = {position // size for position in range(first.get(kind, 0), length)}
             if not all(self.has(tokens, salt, group, column) for column in needed):
                 return False
         return True
@@ -76,9 +79,9 @@ class Model:
 class CacheMachine(RuleBasedStateMachine):
     """Requests over few tokens, so that prompts begin alike."""
 
-    layers = [FULL, WINDOW, STATE]
-    blocks = {"full": 14, "window4": 12, "state": 6}
-    sizes = None
+    layers: ClassVar = [FULL, WINDOW, STATE]
+    blocks: ClassVar = {"full": 14, "window4": 12, "state": 6}
+    sizes: ClassVar = None
 
     @initialize()
     def start(self):
@@ -125,10 +128,10 @@ class CacheMachine(RuleBasedStateMachine):
         serving = self.serving
         self.model.hear_of(tokens, salt)
         hit = self.matched(tokens, salt)
-        state, result = kv.admit(serving.state, i32([row]), hit.prefix)
+        _, result = kv.admit(serving.state, i32([row]), hit.prefix)
         if not result.ok:
             self.make_room(result, protect=hit)
-            state, result = kv.admit(serving.state, i32([row]), hit.prefix)
+            _, result = kv.admit(serving.state, i32([row]), hit.prefix)
             if not result.ok:
                 assert result.status[0] == kv.Status.OUT_OF_BLOCKS
                 return
@@ -149,9 +152,9 @@ class CacheMachine(RuleBasedStateMachine):
             serving.verify(row)
 
     def make_room(self, result, **options):
-        free = self.serving.free()
-        need = {g: free[g] + int(short) for g, short in result.shortfall.items() if int(short)}
-        self.evict(need, **options)
+        free, short = self.serving.free(), result.shortfall
+        need = {group: free[group] + int(short[group]) for group in short if int(short[group])}
+        self.evict(need, short=short, **options)
 
     def insert(self, row):
         serving = self.serving
@@ -189,9 +192,11 @@ class CacheMachine(RuleBasedStateMachine):
         names = [group.name for group in self.serving.spec.groups]
         self.evict({names[i]: count for i, count in need.items() if i < len(names)})
 
-    def evict(self, need, protect=None):
+    def evict(self, need, short=None, protect=None):
+        """Asks for `need`, by what is `short` where that is given."""
         serving, free = self.serving, self.serving.free()
-        freed = serving.evict(need, protect=protect)
+        asked = {"short": short} if short else {"need": need}
+        freed = serving.evict(**asked, protect=protect)
         self.model.listen()
         now = serving.free()
         assert {group: now[group] - free[group] for group in now} == freed
@@ -205,16 +210,16 @@ class CacheMachine(RuleBasedStateMachine):
         """Rows, pins or the protected hit keep every block of the group that is cached."""
         stay = set()
         state, holdings = self.serving.state, self.cache._holdings
-        kept = [one for one in holdings.everything() if holdings._group(one).name == group]
+        kept = [one for one in holdings.everything() if holdings.group_of(one).name == group]
         index = state.plan.spec.group_index(group)
         at = state.pool.offsets[state.plan.pool_of[index]]
         held_by_rows = np.asarray(state.pool.holders)[at:] > 1
-        for guard in {*holdings._pins, *(holdings.guards(protect.used) if protect else ())}:
+        for guard in {*holdings.pins, *(holdings.guards(protect.used) if protect else ())}:
             stay.add(guard)
         for one in kept:
             if held_by_rows[one.block]:
                 stay.add(one)
-        nodes = {one.node for one in stay if holdings._group(one).keeps_all}
+        nodes = {one.node for one in stay if holdings.group_of(one).keeps_all}
         for node in list(nodes):
             while node.parent:
                 nodes.add(node)
@@ -259,24 +264,27 @@ class CacheMachine(RuleBasedStateMachine):
 class WindowsAlone(CacheMachine):
     """No group keeps everything, and blocks differ in size."""
 
-    layers = [kv.SlidingWindow(5, 1, 4, dtype="float32"), kv.ChunkedLocal(6, 1, 4, dtype="float32")]
-    blocks = {"window5": 14, "chunk6": 10}
-    sizes = {"chunk6": 4}
+    layers: ClassVar = [
+        kv.SlidingWindow(5, 1, 4, dtype="float32"),
+        kv.ChunkedLocal(6, 1, 4, dtype="float32"),
+    ]
+    blocks: ClassVar = {"window5": 14, "chunk6": 10}
+    sizes: ClassVar = {"chunk6": 4}
 
 
 class StatesAlone(CacheMachine):
     """Nothing but recurrent states."""
 
-    layers = [STATE]
-    blocks = {"state": 6}
+    layers: ClassVar = [STATE]
+    blocks: ClassVar = {"state": 6}
 
 
 class EvenSizes(CacheMachine):
     """Two groups that keep everything, in blocks of different sizes."""
 
-    layers = [FULL, kv.LatentAttention(2, 2, dtype="float32"), WINDOW]
-    blocks = {"full": 14, "latent": 7, "window4": 10}
-    sizes = {"latent": 4}
+    layers: ClassVar = [FULL, kv.LatentAttention(2, 2, dtype="float32"), WINDOW]
+    blocks: ClassVar = {"full": 14, "latent": 7, "window4": 10}
+    sizes: ClassVar = {"latent": 4}
 
 
 TestCache = CacheMachine.TestCase

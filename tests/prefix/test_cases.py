@@ -1,10 +1,10 @@
 """Situations reported of other prefix caches, as numbers."""
 
-import kvpool as kv
 import numpy as np
 import pytest
 from serving import Serving, i32
 
+import kvpool as kv
 from kvpool.prefix import keys
 
 FULL = kv.FullAttention(1, 4, dtype="float32")
@@ -159,14 +159,14 @@ def test_a_request_does_not_lose_what_it_hits_to_itself():
 
 
 def test_the_same_block_after_other_tokens_is_no_hit():
-    serving = Serving([FULL], block=2, blocks=24, max_len=8)
+    serving = Serving([FULL], block=2, blocks=24, max_len=12)
     serving.fill([1, 2, 3, 4])
     assert serving.cache.match([8, 9, 3, 4, 0]).length == 0
     assert serving.cache.match([1, 2, 3, 4, 0]).length == 4
 
 
 def test_salts_share_nothing():
-    serving = Serving([FULL], block=2, blocks=24, max_len=8)
+    serving = Serving([FULL], block=2, blocks=24, max_len=12)
     tokens = [1, 2, 3, 4, 0]
     salts = [None, "a", b"a", 1, "1", (), ("bc", "a"), ("c", "ab"), ("b", "ca"), (("bc",), "a")]
     for number, salt in enumerate(salts):
@@ -195,7 +195,7 @@ def test_keys_differ_by_spec_dtype_block_size_and_model():
 
 
 def test_two_rows_with_one_prompt_publish_once():
-    serving = Serving([FULL], block=2, blocks=24, max_len=8)
+    serving = Serving([FULL], block=2, blocks=24, max_len=12)
     tokens = [1, 2, 3, 4]
     for row in (0, 1):
         serving.admit(row, tokens, hit=False)

@@ -1,8 +1,9 @@
 """A row that begins with a hit holds, bit for bit, what a row that computed everything holds."""
 
-import kvpool as kv
 import pytest
 from serving import Serving
+
+import kvpool as kv
 
 FULL = kv.FullAttention(1, 4, dtype="float32")
 WINDOW = kv.SlidingWindow(6, 2, 4, dtype="bfloat16")

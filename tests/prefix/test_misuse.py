@@ -1,11 +1,12 @@
 """What is wrong is answered, and changes nothing: not the state, not what is cached."""
 
 import jax
-import kvpool as kv
 import numpy as np
 import pytest
 from lockstep import copy_of, leaves_equal
 from serving import Serving
+
+import kvpool as kv
 
 FULL = kv.FullAttention(1, 4, dtype="float32")
 STATE = kv.RecurrentState({"sum": ((2,), "float32")})
@@ -15,7 +16,7 @@ PROMPT = [1, 2, 3, 4, 5]
 @pytest.fixture(scope="module")
 def serving():
     """Row 0 is live with 4 tokens, which are cached; row 1 was released."""
-    serving = Serving([FULL, STATE], block=2, blocks=24, max_len=8)
+    serving = Serving([FULL, STATE], block=2, blocks=24, max_len=12)
     serving.serve(1, [7, 7])
     serving.release(1)
     serving.serve(0, PROMPT[:4])
@@ -68,14 +69,18 @@ def test_tokens_that_are_no_integers(serving, tokens, named):
             call()
 
 
-@pytest.mark.parametrize("salt", [1.0, True, ["a"], {"a": 1}, ("a", None, 2.0), np.int32(3), object()])
+@pytest.mark.parametrize(
+    "salt", [1.0, True, ["a"], {"a": 1}, ("a", None, 2.0), np.int32(3), object()]
+)
 def test_a_salt_of_an_unknown_kind(serving, salt):
     for call in (
         lambda: serving.cache.match(PROMPT, salt),
         lambda: serving.cache.insert(serving.state, serving.storage, PROMPT, 0, salt),
         lambda: serving.cache.pin(PROMPT, salt),
     ):
-        with pytest.raises(ValueError, match="^salt: wanted None, a str, bytes, an int or a tuple"):
+        with pytest.raises(
+            ValueError, match=r"^salt: wanted None, a str, bytes, an int or a tuple"
+        ):
             call()
 
 
@@ -117,6 +122,8 @@ def test_a_row_that_cannot_be_published(serving, row, tokens, message):
 def test_a_need_that_is_none(serving, need, message):
     with pytest.raises(ValueError, match=message):
         serving.cache.evict(serving.state, need)
+    with pytest.raises(ValueError, match=message.replace("need", "short")):
+        serving.cache.evict(serving.state, short=need)
 
 
 @pytest.mark.parametrize("need", [{}, {"full": 0}, {"full": -3}, {"full": 20, "state": 20}])
@@ -128,7 +135,7 @@ def test_a_need_that_is_met_evicts_nothing(serving, need):
 
 def test_a_need_beyond_the_pool_frees_what_there_is(serving):
     """Tried on a cache of its own: it does change something."""
-    other = Serving([FULL, STATE], block=2, blocks=24, max_len=8)
+    other = Serving([FULL, STATE], block=2, blocks=24, max_len=12)
     other.serve(0, [1, 2, 3])
     other.release(0)
     assert other.evict({"full": 1000}) == {"full": 1, "state": 0}
@@ -142,7 +149,7 @@ def test_what_is_published_again_changes_nothing(serving):
 
 
 def test_a_state_of_another_plan(serving):
-    other = Serving([FULL], block=2, blocks=24, max_len=8)
+    other = Serving([FULL], block=2, blocks=24, max_len=12)
     for call in (
         lambda: serving.cache.insert(other.state, other.storage, PROMPT, 0),
         lambda: serving.cache.evict(other.state, {"full": 1}),
@@ -155,12 +162,12 @@ def test_a_state_of_another_plan(serving):
 
 
 def test_pins_that_are_not_there(serving):
-    with pytest.raises(ValueError, match="^tokens: wanted some that are pinned"):
+    with pytest.raises(ValueError, match=r"^tokens: wanted some that are pinned"):
         serving.cache.unpin(PROMPT)
     assert serving.cache.pin([9, 9, 9]) == 0
-    with pytest.raises(ValueError, match="^tokens: wanted some that are pinned"):
+    with pytest.raises(ValueError, match=r"^tokens: wanted some that are pinned"):
         serving.cache.unpin([9, 9, 9])
     assert serving.cache.pin(PROMPT) == 4
-    with pytest.raises(ValueError, match="^tokens: wanted some that are not pinned"):
+    with pytest.raises(ValueError, match=r"^tokens: wanted some that are not pinned"):
         serving.cache.pin(PROMPT)
     serving.cache.unpin(PROMPT)

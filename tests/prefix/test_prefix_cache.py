@@ -1,9 +1,10 @@
 """What the cache keeps, gives up and tells."""
 
-import kvpool as kv
 import numpy as np
 import pytest
 from serving import Serving, i32
+
+import kvpool as kv
 
 FULL = kv.FullAttention(1, 4, dtype="float32")
 WINDOW = kv.SlidingWindow(4, 1, 4, dtype="float32")
@@ -202,7 +203,7 @@ def test_with_states_a_request_waits_for_a_stop_only():
     serving.cache.end(0)
     assert serving.cache.match(tokens).pending == 0
     serving.cache.end(0)
-    with pytest.raises(ValueError, match="^row: wanted 0 to 2, got 3$"):
+    with pytest.raises(ValueError, match=r"^row: wanted 0 to 2, got 3$"):
         serving.cache.begin(3, serving.cache.match(tokens))
 
 
