@@ -29,7 +29,7 @@ from kvpool.prefix.keys import Salt
 from kvpool.prefix.match import Hit
 from kvpool.prefix.pending import Pending
 from kvpool.prefix.places import Places
-from kvpool.prefix.snapshots import PromptEnd
+from kvpool.prefix.snapshots import FAR, PromptEnd
 from kvpool.prefix.tree import Kept, Tree
 from kvpool.spec import CacheSpec
 from kvpool.state import State, check_plan
@@ -117,7 +117,9 @@ class PrefixCache:
         known = len(chain) * self.unit
         stops: tuple[int, ...] = ()
         if self._places.windows or self._places.states:  # what else is kept, is at any length
-            stops = tuple(self._snapshots.stops(prompt=num_tokens, hit=length, known=known))
+            beyond = chain[-1].goes_on(FAR) if chain else 0
+            pressed = any(self._holdings.removed.values())
+            stops = tuple(self._snapshots.stops(num_tokens, length, known, beyond, pressed))
         pending = self._pending.longest(salt, raw, length, limit)
         return Hit(length, prefix, missed, known, stops, pending, raw, salt, used)
 

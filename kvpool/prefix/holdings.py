@@ -26,6 +26,9 @@ class Holdings:
     def __init__(self, tree: Tree, new_evictor: Callable):
         self.tree, self.places = tree, tree.places
         self.evictors = {group.memory: new_evictor() for group in self.places.groups}
+        self._costs = dict.fromkeys(self.evictors, 0)  # of a unit in all groups that keep all
+        for group in self.places.whole:
+            self._costs[group.memory] += group.cost
         # First what takes other blocks along, which may then be enough for those groups.
         groups = sorted(self.places.groups, key=lambda group: not group.keeps_all)
         self._order = {group.pool: self.evictors[group.memory] for group in groups}
@@ -43,12 +46,14 @@ class Holdings:
         self.held[group.name] += 1
         self.stored[group.name] += 1
         self._tell("stored", kept, group)
-        if place == group.first or not group.keeps_all:  # as `_is_listed`
+        if self._is_listed(kept):
             base = node.parent if group.keeps_all else node
             under = (
                 base.kept[group.under] if base and base.kept and group.under is not None else None
             )
-            self.evictors[group.memory].add(kept, group.cost, under, not group.keeps_all)
+            cost = self._costs[group.memory] if group.keeps_all else group.cost
+            name = (node.key, place)
+            self.evictors[group.memory].add(kept, cost, under, not group.keeps_all, name)
         return kept
 
     def lose(self, kept: Kept) -> list[Kept]:
@@ -131,6 +136,8 @@ class Holdings:
     def touch(self, used: Used) -> None:
         """A hit used this of each group."""
         for group, kept in zip(self.places.groups, used, strict=True):
+            if group.keeps_all and group.first != group.under:
+                continue
             listed = kept[:: group.count] if group.keeps_all else kept
             self.evictors[group.memory].touch(listed[::-1])
 
@@ -176,6 +183,6 @@ class Holdings:
         self._events.append(Event(kind, group.name, node.key, before, kept.place - group.first))
 
     def _is_listed(self, kept: Kept) -> bool:
-        """Whether an evictor knows it: of what keeps all, the first block stands for its unit."""
+        """Whether an evictor knows it: of what keeps all, one block stands for its unit."""
         group = self.group_of(kept)
-        return not group.keeps_all or kept.place == group.first
+        return not group.keeps_all or kept.place == group.under
