@@ -1,8 +1,8 @@
 """What a prefix cache saves: python benchmarks/prefix_cache.py TRACE [--json FILE]
 
 Replays a trace of prompts, one JSON object a line with `input_length` in tokens and `hash_ids`, one
-for each 512 tokens, through the policies of the prefix cache: where snapshots are taken, and what is
-evicted from one memory for blocks and snapshots. Beside the hits in tokens stand LRU's, with a
+for each 512 tokens, through the policies of the prefix cache: where snapshots are taken, and what
+is evicted from one memory for blocks and snapshots. Beside the hits in tokens stand LRU's, with a
 snapshot at the end of each prompt and where it left another, and those of an infinite cache that
 has a snapshot everywhere. `belady` is what the best eviction would find, of blocks, were snapshots
 free.
@@ -14,6 +14,7 @@ take to compute at --speed tokens a second.
 """
 
 import argparse
+import functools
 import json
 
 import numpy as np
@@ -50,7 +51,7 @@ def tokens_of(ids: list[int], tokens: int) -> np.ndarray:
     return (np.array(ids)[:, None] * BLOCK + np.arange(BLOCK)).ravel()[:tokens].astype(np.int32)
 
 
-def through_policies(requests, costs, budget, evictor, policy, title: str) -> Books:
+def through_policies(requests, costs, budget, title: str, evictor, policy) -> Books:
     """Replays requests through the policies alone."""
     books = Books(costs.block, costs.snapshot, budget, evictor, policy)
     for ids, tokens in tqdm(requests, desc=title, leave=False):
@@ -66,9 +67,7 @@ def policies(report: Report, requests, models, budgets) -> None:
         for gib in budgets:
             budget = int(gib * 2**30) if gib else None
             title = f"{name}, {gib} GiB" if gib else f"{name}, without limit"
-            run = lambda evictor, policy: through_policies(  # noqa: E731
-                requests, costs, budget, evictor, policy, title  # noqa: B023
-            )
+            run = functools.partial(through_policies, requests, costs, budget, title)
             plain = run(LRU(), PromptEnd(BLOCK))
             books = run(Reuse(), Auto(BLOCK, costs.block, costs.snapshot))
             best = belady(requests, budget // costs.block if budget else 1 << 40)

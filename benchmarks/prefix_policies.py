@@ -92,7 +92,7 @@ class Books:
 def belady(requests, capacity: int) -> float:
     """Share of blocks found by the best possible eviction of `capacity` blocks of [(ids, tokens)].
 
-    It knows all requests to come, needs no snapshots, and keeps of each block what comes next soonest.
+    It knows all requests to come, needs no snapshots, and keeps the blocks that come next soonest.
     """
     ids = [one for blocks, _ in requests for one in blocks]
     following, later = [0] * len(ids), {}

@@ -9,13 +9,14 @@ an answer does not ask again in its first seconds.
 """
 
 import bisect
+import itertools
 import math
 from collections import deque
 from typing import Protocol
 
 BINS = 36  # of half an octave: ages up to 2**18 requests
 EDGES = [2 ** (number / 2) - 1 for number in range(BINS + 1)]
-_WIDTHS = [stop - start for start, stop in zip(EDGES, EDGES[1:], strict=False)]
+_WIDTHS = [stop - start for start, stop in itertools.pairwise(EDGES)]
 # Before anything was seen, uses are spread evenly over the octaves of age, which is LRU's order.
 _PRIOR = 0.05
 _PRIOR_WEIGHT = 300.0  # visits: as many that were seen count as much

@@ -71,12 +71,12 @@ class Reuse:
         return self._take(item.parent) if visit.end != item.parent.depth or late else visit
 
     def _add_tail(self, item: Item) -> None:
-        self._has_tails, parent = True, item.parent
+        self._has_tails, parent = True, item.base
         parent.tail_cost += item.cost
         visit = owner_of(parent)
         depth, inner = 0, []
         for other in visit.tails:
-            before = other.parent
+            before = other.base
             if before.depth < parent.depth and before.children == 1:
                 inner.append((other, before.depth - depth))
             if before.depth != depth:
@@ -121,7 +121,7 @@ class Reuse:
                 self._ages.use(item.alone, 1.0)
                 self._give_up(item.alone)
                 item.alone = None
-                self._join(item, owner_of(item.parent))
+                self._join(item, owner_of(item.base))
 
     def _take(self, item: Item) -> Visit:
         visit, taken = take(self._ages.now, item)
@@ -159,12 +159,12 @@ class Reuse:
         self._changed[visit] = None
 
     def _remove_tail(self, item: Item) -> None:
-        item.parent.tail_cost -= item.cost
+        item.base.tail_cost -= item.cost
         if item.alone:
             self._give_up(item.alone)
             self._remember(item, item.alone)
             return
-        visit = owner_of(item.parent)
+        visit = owner_of(item.base)
         visit.tails.remove(item)
         visit.tail_cost -= item.cost
         visit.spoilt = True
@@ -195,7 +195,7 @@ class Reuse:
                 visit, version = entry[3:]
                 if version != visit.version:
                     continue
-                item = visit.tails[-1] if visit.tails else visit.leaf
+                item = visit.victim
                 if item.key not in self._pinned:
                     yield item.key
                 if visit not in self._changed:
@@ -213,8 +213,8 @@ class Reuse:
                 self._changed[visit] = None
         for visit in self._changed:
             visit.version += 1
-            if visit.leaf is None and visit.kind != INNER or visit.kind == INNER and not visit.tails:
-                continue  # nothing can go, until what hangs on it has gone
+            if visit.victim is None:
+                continue
             number, age = next(self._number), now - visit.begun
             entry = (self._worth(visit, age), visit.begun, number, visit, visit.version)
             heapq.heappush(self._heap, entry)
@@ -225,7 +225,7 @@ class Reuse:
 
     def _worth(self, visit: Visit, age: int) -> float:
         if visit.kind == INNER:
-            return self._ages.worth(INNER, age) * visit.cost / visit.tails[0].parent.tail_cost
+            return self._ages.worth(INNER, age) * visit.cost / visit.tails[0].base.tail_cost
         if self._has_tails and (visit.spoilt or not visit.tails):
             return 0.0  # blocks that no hit can end at
         return self._ages.worth(visit.kind, age) * visit.cost / (visit.cost + visit.tail_cost)

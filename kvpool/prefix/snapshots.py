@@ -21,7 +21,9 @@ class Snapshots(Protocol):
 
     def stops(
         self, prompt: int, hit: int, known: int, beyond: int = 0, pressed: bool = False
-    ) -> tuple[int, ...]: ...
+    ) -> tuple[int, ...]:
+        """Lengths, ascending."""
+        ...
 
 
 class PromptEnd:

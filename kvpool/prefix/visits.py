@@ -35,12 +35,20 @@ class Visit:
         self.bin = 0
         self.version = 0
 
+    @property
+    def victim(self) -> "Item | None":
+        """What of it would go first; None where something hangs on its last block."""
+        if self.leaf is None and self.kind != INNER:
+            return None
+        return self.tails[-1] if self.tails else self.leaf
+
 
 class Item:
     """One block, or snapshot, that is cached."""
 
     __slots__ = (
-        "alone", "children", "cost", "depth", "is_tail", "key", "name", "parent", "tail_cost", "visit",
+        "alone", "children", "cost", "depth", "is_tail", "key", "name", "parent", "tail_cost",
+        "visit",
     )  # fmt: skip
 
     def __init__(self, key, cost: float, parent: "Item | None", name: Hashable):
@@ -52,6 +60,12 @@ class Item:
         self.tail_cost = 0.0  # of all tails on it
         self.alone: Visit | None = None  # that of an inner tail, which goes by its own worth
         self.visit: Visit | None = None  # one from which the owner is found
+
+    @property
+    def base(self) -> "Item":
+        """The block that a tail lies on."""
+        assert self.parent is not None
+        return self.parent
 
 
 def owner_at(visit: Visit, depth: int) -> Visit:
