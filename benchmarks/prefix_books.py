@@ -1,6 +1,7 @@
 """The bookkeeping that `prefix_cache.py` replays: real verbs on blocks of a few bytes each."""
 
 import dataclasses
+import itertools
 import time
 
 import jax
@@ -10,7 +11,7 @@ import kvpool as kv
 from kvpool.prefix.snapshots import Auto
 
 BLOCK = 512
-LEAST = 128  # blocks of a group that no budget goes below, so that the longest prompt can run
+STEP = 4096  # most tokens of a step of a prefill
 
 
 @dataclasses.dataclass
@@ -61,7 +62,8 @@ def blocks_for(spec, costs: Costs, budget: int | None, blocks_each: float, longe
     counts = {}
     for group in spec.groups:
         if group.name in costs.tails:
-            counts[group.name] = max(LEAST, snapshots * costs.tails[group.name])
+            running = group.blocks_per_row(STEP, longest)
+            counts[group.name] = max(2, snapshots * costs.tails[group.name]) + running
         else:
             counts[group.name] = max(longest // BLOCK, units) * (BLOCK // group.block_size)
     return counts
@@ -80,6 +82,7 @@ class Replay:
             num_blocks={names[group]: count for group, count in counts.items()},
             max_seqs=1,
             max_seq_len=longest,
+            max_step_tokens=min(STEP, longest),
         )
         self.state, self.storage = kv.init(spec, self.plan)
         policy = policy or Auto(BLOCK, self.costs.block, self.costs.snapshot)
@@ -105,15 +108,17 @@ class Replay:
             self._evict(self.need, {}, hit)
         self._until(lambda state: self._admit(state, hit.prefix), hit)
         length = hit.length
-        for stop in dict.fromkeys((*hit.stops, len(tokens))):
-            count = np.array([stop - length], np.int32)
+        ends = sorted({*hit.stops, *range(length + STEP, len(tokens), STEP), len(tokens)})
+        for before, stop in itertools.pairwise((length, *ends)):
+            count = np.array([stop - before], np.int32)
             self._until(lambda state, count=count: self._grow(state, count), None)
+            if stop < len(tokens) and stop not in hit.stops:
+                continue
             if self.need:
                 self._evict(self.need, {}, None)
             self.state, self.storage = self._timed(
                 "insert", self.cache.insert, self.state, self.storage, tokens, 0
             )
-            length = stop
         self.state = kv.release(self.state, np.zeros(1, np.int32))
 
     def _evict(self, need, short, hit) -> None:
