@@ -23,14 +23,14 @@ import numpy as np
 
 from kvpool.plan import Plan
 from kvpool.prefix import audit, keys, match, needs, publish
-from kvpool.prefix.eviction import LRU
 from kvpool.prefix.growth import Growth
 from kvpool.prefix.holdings import Event, Holdings
 from kvpool.prefix.keys import Salt
 from kvpool.prefix.match import Hit
 from kvpool.prefix.pending import Pending
 from kvpool.prefix.places import Places
-from kvpool.prefix.snapshots import PromptEnd
+from kvpool.prefix.reuse import Reuse
+from kvpool.prefix.snapshots import FAR, Auto
 from kvpool.prefix.stats import Stats
 from kvpool.prefix.tree import Kept, Tree
 from kvpool.spec import CacheSpec
@@ -57,14 +57,14 @@ class PrefixCache:
         plan: Plan,
         *,
         model: str = "",
-        evictor: Callable = LRU,
+        evictor: Callable = Reuse,
         snapshots=None,
     ):
         check_plan(spec, plan)
         self._plan, self._places = plan, Places.of(plan)
         self._tree = Tree(self._places, lambda salt: keys.namespace(spec, model, salt))
         self._holdings = Holdings(self._tree, evictor)
-        self._snapshots = snapshots or PromptEnd(self._places.unit)
+        self._snapshots = snapshots or Auto(self.unit, *self._places.costs)
         self._growth = Growth(self._tree, self._holdings)
         self._pending = Pending(self._places)
         self._pinned: dict[tuple, set[Kept]] = {}
@@ -106,7 +106,9 @@ class PrefixCache:
         known = len(chain) * self.unit
         stops: tuple[int, ...] = ()
         if self._places.windows or self._places.states:  # what else is kept, is at any length
-            stops = tuple(self._snapshots.stops(prompt=num_tokens, hit=length, known=known))
+            beyond = chain[-1].goes_on(FAR) if chain else 0
+            pressed = any(self._holdings.removed.values())
+            stops = tuple(self._snapshots.stops(num_tokens, length, known, beyond, pressed))
         pending = self._pending.longest(salt, raw, length, limit)
         return Hit(length, prefix, missed, known, stops, pending, raw, salt, used)
 

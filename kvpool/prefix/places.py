@@ -96,6 +96,14 @@ class Places:
             states=tuple(group for group in groups if group.is_state),
         )
 
+    @property
+    def costs(self) -> tuple[int, int]:
+        """Bytes of a unit in the groups that keep everything; of a snapshot with windows' tails."""
+        longest = max((group.group.region.span or 0 for group in self.windows), default=0)
+        length = (longest // self.unit + 2) * self.unit  # windows are full there
+        tails = [len(group.needed(length)) * group.cost for group in (*self.windows, *self.states)]
+        return sum(group.cost for group in self.whole), sum(tails)
+
     def last_hit(self, tokens: int) -> int:
         """The longest hit of a prompt of so many tokens, which leaves one of them to compute."""
         return max(tokens - 1, 0) // self.unit * self.unit

@@ -50,6 +50,13 @@ class Node:
         else:
             self.child = self.others.popitem()[1] if self.others else None
 
+    def goes_on(self, most: int) -> int:
+        """Units, up to `most`, by which a first way on continues."""
+        count, node = 0, self.child
+        while node and count < most:
+            count, node = count + 1, node.child
+        return count
+
 
 class Root(Node):
     """No tokens: where the prompts of one salt begin."""

@@ -5,6 +5,7 @@ import pytest
 from serving import Serving, i32
 
 import kvpool as kv
+from kvpool.prefix.snapshots import PromptEnd
 
 FULL = kv.FullAttention(1, 4, dtype="float32")
 WINDOW = kv.SlidingWindow(4, 1, 4, dtype="float32")
@@ -147,7 +148,7 @@ def test_a_snapshot_for_which_no_block_is_free_is_skipped_and_counted():
 
 
 def test_a_prompt_that_left_another_stops_where_it_did():
-    serving = serving_of(FULL, STATE)
+    serving = serving_of(FULL, STATE, snapshots=PromptEnd(2))
     serving.serve(0, [1, 2, 3, 4, 5, 6, 7, 8], stops=(8,))
     hit = serving.serve(1, [1, 2, 3, 4, 9, 9, 9], stops=(4, 6))
     assert (hit.length, hit.known, hit.stops) == (0, 4, (4, 6))
@@ -195,7 +196,7 @@ def test_a_request_may_wait_for_a_row_that_computes_the_same():
 
 
 def test_with_states_a_request_waits_for_a_stop_only():
-    serving = serving_of(FULL, STATE)
+    serving = serving_of(FULL, STATE, snapshots=PromptEnd(2))
     tokens = [1, 2, 3, 4, 5, 6, 7]
     serving.cache.begin(0, serving.admit(0, tokens))
     assert serving.cache.match([1, 2, 3, 4, 8]).pending == 0
