@@ -218,7 +218,7 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
 
     Args:
       ids: i32[K], no block twice; an absent id is skipped.
-      data: u[K, W], as `export_blocks` returns it.
+      data: u[K, W], as `export_blocks` returns it, also in the words of another plan.
 
     Raises:
       SpecError: for an unknown group.
@@ -227,7 +227,9 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
     index = storage.plan.spec.group_index(group)
     own = words.words_of(storage.plan, index)
     ids = int32("ids", ids, (None,))
-    data = layers.checked("data", data, (*ids.shape, own.block), own.word)
+    data = layers.checked(
+        "data", layers.as_words(data, own.word), (*ids.shape, own.block), own.word
+    )
     blocks = pallas_kernels.paged_scatter(storage.blocks[own.array], ids, data, slab=own.slab)
     return _with_blocks(storage, index, blocks)
 

@@ -74,12 +74,27 @@ def test_what_only_a_cache_keeps_is_named():
 def test_never_and_later():
     both = Lockstep(dataclasses.replace(TWO, max_len=40))
     both.admit(0, 1)
-    # A row of 8 tokens may hold 4 + 4 blocks, one of 24 tokens 12 and, at rest, no less than 2.
-    assert both.fits([8, 10, 24]) == ["OK", "LATER", "LATER"]
-    assert both.fits([26, 24, 8], keep_free=1) == ["NEVER", "LATER", "LATER"]
+    # 8 tokens are 4 + 4 blocks in steps of 6. In such steps 10 tokens are 5 + 5, which is 7 slabs;
+    # a token at a time a row holds 3 of the window, so 18 tokens are 3 + 3 slabs and 20 are 4 + 3.
+    assert both.fits([8, 10, 18]) == ["OK", "OK", "OK"]
+    assert both.fits([19, 24, 26]) == ["NEVER", "NEVER", "NEVER"]
+    assert both.fits([20, 18, 8], keep_free=1) == ["NEVER", "LATER", "LATER"]
+    assert both.fits([20, 18, 8], keep_free=2**31 - 1) == ["NEVER", "LATER", "LATER"]
     both.reserve([6, 0, 0])
     assert both.fits([2, 2, 1]) == ["OK", "OK", "OK"]
     assert both.fits([2, 2, 1], keep_free=1) == ["OK", "LATER", "LATER"]  # row 0 has that room
+
+
+def test_in_an_empty_cache_a_request_fits_just_when_a_row_gets_there():
+    both = Lockstep(dataclasses.replace(TWO, max_len=40))
+    both.admit(0)
+    reached = 0
+    while both.reserve([1, 0, 0]).ok:
+        both.advance([1, 0, 0])
+        reached += 1
+    both.release(0)
+    verdicts = [both.fits([0, 0, tokens])[2] for tokens in range(1, 41)]
+    assert verdicts == ["OK"] * reached + ["NEVER"] * (40 - reached)
 
 
 def random_step(random, state, retained):

@@ -220,3 +220,12 @@ def test_block_sizes_round_up_to_whole_entries_and_the_usual_size_is_not_stored(
     assert [group.block_size for group in spec.groups] == [8, 16]
     assert spec.block_sizes == (("compressed4", 8),)
     assert spec == kv.CacheSpec.from_layers(layers, block_sizes={"compressed4": 8})
+
+
+def test_a_shared_spec_of_before_keeps_its_block_sizes():
+    layers = [kv.FullAttention(2, 8), kv.SlidingWindow(64, 1, 8)]
+    spec = kv.CacheSpec.from_layers(layers, 8, "shared")
+    assert [group.block_size for group in spec.groups] == [8, 16]
+    old = {**spec.to_dict(), "schema_version": 2, "block_sizes": {}}
+    assert [group.block_size for group in kv.CacheSpec.from_dict(old).groups] == [8, 8]
+    assert kv.CacheSpec.from_dict(spec.to_dict()) == spec
