@@ -120,6 +120,32 @@ def test_the_smallest_budget_that_a_refusal_names_works_and_none_below():
         kv.plan(spec("elastic"), 2559, **LIMITS)
 
 
+def test_more_entries_than_a_storage_can_number_are_refused_when_the_plan_is_made():
+    """2^16 entries in a block of 2^16 bytes, so that 2^31 bytes hold 2^31 entries."""
+    byte = kv.Region("all", {"x": ((), "int8")})
+    cache = spec("elastic", byte, block_size=1 << 16)
+    limits = {"max_seqs": 4, "max_seq_len": 1 << 30, "slab_bytes": 1 << 16}
+    message = (
+        r"'full': wanted less than 2\^31 entries, got 32,768 blocks of 65,536, .* 32,768 slabs"
+    )
+    with pytest.raises(kv.SpecError, match=message):
+        kv.plan(cache, 1 << 31, **limits)
+    plan = kv.plan(cache, (1 << 31) - 1, **limits)
+    assert plan.slabs == (1 << 15) - 1
+    data = {**plan.to_dict(), "slabs": 1 << 15, "num_blocks": {"full": 1 << 15}}
+    with pytest.raises(kv.SpecError, match=message):
+        kv.Plan.from_dict(data)
+
+
+@pytest.mark.parametrize("keep_free", [0.5, 0.9])
+def test_more_kept_free_than_there_is_is_refused(keep_free):
+    """50 snapshots of 400 bytes in 12 places: the plan has no room for a token beside them."""
+    with pytest.raises(
+        kv.SpecError, match=r"kept for keep_free: got .* more than the pools \(6, 12"
+    ):
+        kv.plan(spec("elastic", FULL, STATE), 5120, snapshots=50, keep_free=keep_free, **LIMITS)
+
+
 @pytest.mark.parametrize("pooling", ["independent", "shared"])
 def test_only_elastic_caches_have_slabs(pooling):
     with pytest.raises(kv.SpecError, match=f"no group here has slabs; pooling is '{pooling}'"):
