@@ -94,11 +94,11 @@ def _with_blocks(empty: Plan, size, num_blocks, charge, ratio, request, slab_byt
         raise SpecError("plan: wanted budget_bytes or num_blocks, got neither for " + _names(rest))
     size = size if size is None else positive("budget_bytes", size)
     charged = bytes_of(given, [counts[group.name] for group in given]) if charge else 0
-    if charged and charged > size:
+    slabbed = spec.pooling == pooling.ELASTIC and bool(rest)
+    if charged and charged > size and not slabbed:  # slabs name the smallest budget
         raise SpecError(
             f"budget_bytes: got {size:,}, but the explicit groups alone are {charged:,}"
         )
-    slabbed = spec.pooling == pooling.ELASTIC and bool(rest)
     if slab_bytes is not None and not slabbed:
         raise SpecError(f"slab_bytes: no group here has slabs; pooling is {spec.pooling!r}")
     if slabbed:
