@@ -196,6 +196,9 @@ def put(array, place, value):
         (lambda s: {"stacks": put(s.stacks, 0, 4)}, "slab 4: wanted 1 .* free stack, is there 2"),
         (lambda s: {"num_open": put(s.num_open, 0, 0)}, "slab 0: .* open stack of pool 0, is th"),
         (lambda s: {"height": s.height + 1}, "slab 0: at 0 on its stack, but not by its own co"),
+        (lambda s: {"num_free": np.int32(-1)}, "the free stack: counts -1 slabs, but there are 6"),
+        (lambda s: {"num_open": put(s.num_open, 1, 7)}, "stack of pool 1: counts 7 slabs, but"),
+        (lambda s: {"stacks": put(s.stacks, 1, 6)}, "the free stack: at 1 is slab 6 of 6"),
     ],
 )
 def test_check_names_the_slab(change, message):
@@ -208,6 +211,45 @@ def test_check_names_a_slab_of_two_pools():
     start = state.pool.offsets[1]
     state.pool.holders[start] = state.pool.retained[start] = state.pool.num_cached[1] = 1
     with pytest.raises(kv.InvariantError, match="slab 0: blocks of 2 pools lie in it"):
+        kv.check(state)
+
+
+@pytest.mark.parametrize("more", [1, 2, 5, 100])
+def test_check_sees_free_slabs_that_are_not_there(more):
+    state = kv.init_state(TWO.spec, TWO.plan)
+    slabs = dataclasses.replace(state.pool.slabs, num_free=state.pool.slabs.num_free + more)
+    state = dataclasses.replace(state, pool=dataclasses.replace(state.pool, slabs=slabs))
+    with pytest.raises(kv.InvariantError, match=f"free stack: counts {6 + more} slabs, but .* 6"):
+        kv.check(state)
+
+
+def mixed():
+    """A window in slabs as pool 0, and four states with blocks of their own as pool 1."""
+    layers = [kv.SlidingWindow(4, 1, 16), kv.RecurrentState({"s": ((16,), "float32")})]
+    spec = kv.CacheSpec.from_layers(layers, block_size=4, pooling="elastic")
+    limits = {"max_seqs": 4, "max_seq_len": 32, "max_step_tokens": 8}
+    counts = {"num_blocks": {"state": 4}, "charge_explicit": False}
+    plan = kv.plan(spec, 8 * 1024, slab_bytes=1024, **counts, **limits)
+    return jax.tree.map(np.array, kv.init_state(spec, plan))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: put(p.num_free, 0, 3), "pool 0: counts 3 blocks on a free stack, but has slabs"),
+        (lambda p: put(p.num_free, 0, -1), "pool 0: counts -1 blocks on a free stack, but has sla"),
+        (lambda p: put(p.slabs.spare, 1, 2), "pool 1: counts 2 as spare, but has no slabs"),
+        (lambda p: put(p.slabs.num_open, 1, 1), "pool 1: counts 1 as num_open, but has no slabs"),
+        (lambda p: put(p.num_free, 1, 5), "group state: counts 5 free blocks, but there are 4"),
+        (lambda p: put(p.num_free, 1, -1), "group state: counts -1 free blocks, but there are 4"),
+        (lambda p: put(p.free_ids, 1, 4), "group state: at 1 of its free stack is block 4 of 4"),
+    ],
+)
+def test_check_sees_counts_of_the_other_kind_of_pool(change, message):
+    state = mixed()
+    kv.check(state)
+    change(state.pool)
+    with pytest.raises(kv.InvariantError, match=message):
         kv.check(state)
 
 
