@@ -4,8 +4,8 @@ Ages are counted in requests and fall into bins of half an octave. Of all visits
 used again in each bin is learned, from those whose blocks are still there and from those evicted.
 Classes of visits (`classes`) are used so many times as often as that, at any age: a factor learned
 for each class from its uses over those that its parent's factor would have brought, so that a fine
-class begins as its parent and few uses are enough to tell it apart. The worth of keeping one is
-then the best ratio, over all times to wait, of the chance of a use to the expected wait: the
+class begins as its parent and few uses are enough to tell it apart. What a class saw of one age
+itself counts as well, once that is much. The worth of keeping one is then the best ratio, over all times to wait, of the chance of a use to the expected wait: the
 Gittins index, after which a memory that is to serve the most uses is best filled. Unlike a plain
 recency it can rise with age: a user who reads an answer does not ask again in its first seconds.
 """
@@ -27,6 +27,7 @@ _PRIOR = 0.05
 _PRIOR_WEIGHT = 100.0  # visits: as many that were seen count as much
 _INNER_WEIGHT = 30.0  # visits: as many inner snapshots without a use are taken as seen
 _CLASS_WEIGHT = 8.0  # uses that a class borrows from its parent
+_SHAPE_WEIGHT = 3000.0  # visits: as many that a class saw at an age count as much as its factor
 _RENEWED = 256  # requests from one solution to the next, at most
 
 
@@ -134,6 +135,7 @@ class Ages:
         for name, table in self._tables.items():
             if name:
                 table.scale(self._tables[name[:-1]].chances, _CLASS_WEIGHT)
+                table.solve(table.chances, _SHAPE_WEIGHT)
 
 
 def bin_of(age: int) -> int:
