@@ -5,9 +5,10 @@ used again in each bin is learned, from those whose blocks are still there and f
 Classes of visits (`classes`) are used so many times as often as that, at any age: a factor learned
 for each class from its uses over those that its parent's factor would have brought, so that a fine
 class begins as its parent and few uses are enough to tell it apart. What a class saw of one age
-itself counts as well, once that is much. The worth of keeping one is then the best ratio, over all times to wait, of the chance of a use to the expected wait: the
-Gittins index, after which a memory that is to serve the most uses is best filled. Unlike a plain
-recency it can rise with age: a user who reads an answer does not ask again in its first seconds.
+itself counts as well, once that is much. The worth of keeping one is then the best ratio, over all
+times to wait, of the chance of a use to the expected wait: the Gittins index, after which a memory
+that is to serve the most uses is best filled. Unlike a plain recency it can rise with age: a user
+who reads an answer does not ask again in its first seconds.
 """
 
 import bisect
