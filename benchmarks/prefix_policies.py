@@ -17,13 +17,14 @@ class Books:
         self.blocks: dict[int, int | None] = {}  # id: the id before
         self.next: dict[int, set[int]] = {}
         self.snapshots: set[int] = set()
-        self.used = self.tokens = self.hit = self.taken = 0
+        self.used = self.tokens = self.hit = self.taken = self.found = 0
         self.pressed = False
 
     def serve(self, ids: list[int], tokens: int) -> None:
         """One request, whose blocks are inserted at once."""
         full, last = ids[: tokens // BLOCK], (tokens - 1) // BLOCK
         found = sum(1 for _ in itertools.takewhile(self.blocks.__contains__, full))
+        self.found += found
         known = min(found, last)
         hit = known
         while self.snapshot and hit and full[hit - 1] not in self.snapshots:
