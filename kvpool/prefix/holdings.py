@@ -157,12 +157,16 @@ class Holdings:
                 yield kept
 
     def touch(self, used: Used) -> None:
-        """A hit used this of each group."""
+        """A hit used this of each group, or nothing: each memory is told once."""
+        paths: dict[int, list[Kept]] = {memory: [] for memory in self.evictors}
+        tails: dict[int, list[Kept]] = {memory: [] for memory in self.evictors}
         for group, kept in zip(self.places.groups, used, strict=True):
-            if group.keeps_all and group.first != group.under:
-                continue
-            listed = kept[:: group.count] if group.keeps_all else kept
-            self.evictors[group.memory].touch(listed[::-1])
+            if not group.keeps_all:
+                tails[group.memory] += kept[::-1]
+            elif group.first == group.under:
+                paths[group.memory] += kept[:: group.count][::-1]
+        for memory, evictor in self.evictors.items():
+            evictor.touch(paths[memory], tails[memory])
 
     def guards(self, used: Used) -> set[Kept]:
         """What must stay so that all that a hit uses stays: of what keeps all, the last unit."""

@@ -113,16 +113,13 @@ class Reuse:
         self._ages.watch(item.alone)
         self._changed[visit] = self._changed[item.alone] = None
 
-    def touch(self, keys: Sequence) -> None:
-        """Keys were used, deepest first; called without any where a request could use none."""
+    def touch(self, path: Sequence, tails: Sequence = ()) -> None:
+        """A request came, and used a path, deepest first, and what hangs on its end; or nothing."""
         self._ages.tick()
-        if not keys:
-            return
-        first = self._items[keys[0]]
-        if first.depth == len(keys):
-            self._take(first)
-            return
-        for item in (self._items[key] for key in keys):
+        if path and self._items[path[0]].depth == len(path):
+            self._take(self._items[path[0]])
+            path = ()
+        for item in (self._items[key] for key in (*path, *tails)):
             if not item.is_tail:
                 self._take(item)
             elif item.alone:  # others were taken with their block

@@ -273,3 +273,14 @@ def test_an_inner_snapshot_goes_first_until_it_was_seen_to_be_used():
     evictor.touch([("snapshot", "a")])
     with_snapshot(evictor, "c", under="a", cost=10)  # now two ways go on from there
     assert ("snapshot", "a") not in evict(evictor, 3)
+
+
+def test_as_many_tails_as_a_path_has_blocks_are_no_path():
+    evictor = Reuse()
+    evictor.add("a", 1.0)
+    evictor.add("b", 1.0, "a")
+    for key in ("ta", "tb"):
+        evictor.add(key, 1.0, key[1], True, None, 1)
+    evictor.touch(["b", "a"], ["tb", "ta"])
+    evictor.touch([], ["tb", "ta"])
+    assert set(evictor.victims()) <= {"a", "b", "ta", "tb"}
