@@ -26,13 +26,24 @@ def check_counts(plan: "Plan") -> None:
     total = sum(plan.pool_sizes)
     if total >= 2**31:
         raise SpecError(f"wanted less than 2^31 blocks in all, got {total:,}")
-    for group, blocks, each in zip(plan.spec.groups, plan.blocks, plan.per_slab, strict=False):
-        if each and blocks * group.entries_per_block >= 2**31:
+    check_entries(plan, in_slabs=True)
+    _check_kept(plan)
+
+
+def check_entries(plan: "Plan", in_slabs: bool = False) -> None:
+    """SpecError for a group with more entries than slots can number.
+
+    Args:
+      in_slabs: only groups that draw from slabs, whose blocks nobody asked for.
+    """
+    per_slab = plan.per_slab or (0,) * len(plan.blocks)
+    for group, blocks, each in zip(plan.spec.groups, plan.blocks, per_slab, strict=True):
+        if blocks * group.entries_per_block >= 2**31 and (each or not in_slabs):
             raise SpecError(
                 f"group {group.name!r}: wanted less than 2^31 entries, got {blocks:,} blocks of "
-                f"{group.entries_per_block:,}, if it gets all {plan.slabs:,} slabs"
+                f"{group.entries_per_block:,}"
+                + (f", if it gets all {plan.slabs:,} slabs" if each else "")
             )
-    _check_kept(plan)
 
 
 def check_rows(plan: "Plan") -> None:

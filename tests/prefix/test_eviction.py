@@ -227,6 +227,20 @@ def test_long_paths_that_never_come_again_go_before_older_ones_that_do():
     assert left.index(("last", 8)) < left.index("short")
 
 
+def test_of_paths_of_one_age_those_whose_like_never_came_again_go_first():
+    evictor = Reuse()
+    for number in range(400):
+        evictor.touch([])
+        grow(evictor, ("short", number))
+        grow(evictor, *[("long", number, at) for at in range(9)])
+        evictor.touch([("short", number)])
+    evictor.touch([])
+    grow(evictor, "short")
+    grow(evictor, *[("last", at) for at in range(9)])
+    left = evict(evictor, 10_000)
+    assert left.index(("last", 8)) < left.index("short")
+
+
 def test_visits_of_a_kind_that_comes_back_outlive_older_ones_of_another():
     evictor = Reuse()
     for round_ in range(600):  # one path goes on all the time, others are not seen again
