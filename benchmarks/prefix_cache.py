@@ -54,7 +54,7 @@ def tokens_of(ids: list[int], tokens: int) -> np.ndarray:
 
 def through_policies(requests, costs, budget, title: str, evictor, policy) -> Books:
     """Replays requests through the policies alone."""
-    books = Books(costs.block, costs.snapshot, budget, evictor, policy)
+    books = Books(*costs, budget, evictor, policy)
     for ids, tokens in tqdm(requests, desc=title, leave=False):
         books.serve(ids, tokens)
     return books
@@ -82,14 +82,14 @@ def policies(report: Report, trace: str, requests, models, budgets) -> None:
     """The hits of each model in each budget (GiB; 0: without limit)."""
     rows = [("model", "GiB", "LRU", "reuse", "belady", "snapshots taken", "kept")]
     for name in models:
-        costs = costs_of(kv.preset(name, block_size=BLOCK))
+        costs = costs_of(name)
         for gib in budgets:
             budget = int(gib * 2**30) if gib else None
             title = f"{trace}, {name}, " + (f"{gib:g} GiB" if gib else "without limit")
             run = functools.partial(through_policies, requests, costs, budget, title)
             plain = run(LRU(), PromptEnd(BLOCK))
-            books = run(Reuse(), Auto(BLOCK, costs.block, costs.snapshot))
-            best = belady(requests, budget // costs.block if budget else 1 << 40)
+            books = run(Reuse(), Auto(BLOCK, *costs))
+            best = belady(requests, budget // costs[0] if budget else 1 << 40)
             ratios = plain.hit / plain.tokens, books.hit / books.tokens, best
             kept = len(books.snapshots)
             rows.append((name, f"{gib:g}" if gib else "-", *(f"{one:.4f}" for one in ratios),
@@ -105,7 +105,7 @@ def real(report: Report, trace: str, requests, name: str, gib, speed: float, poo
     longest = -(-max(tokens for _, tokens in requests) // BLOCK) * BLOCK
     fresh = without_repeats(requests)
     for what, some in (("trace", requests), ("no repeats", fresh)):
-        replay = Replay(name, int(gib * 2**30), Reuse, longest, pooling)
+        replay = Replay(name, int(gib * 2**30), longest, pooling)
         for number, (ids, tokens) in enumerate(tqdm(some, desc=f"{name}, {what}", leave=False)):
             if number == 20:  # all is compiled
                 replay.seconds = dict.fromkeys(replay.seconds, 0.0)
