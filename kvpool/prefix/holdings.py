@@ -1,10 +1,12 @@
 """Holdings: the blocks and snapshots that the cache holds, and in which order they go."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvpool.prefix.match import Used
 from kvpool.prefix.places import GroupPlaces
+from kvpool.prefix.stats import Stats
 from kvpool.prefix.tree import Kept, Node, Tree
 
 MOST_EVENTS = 2**17  # that wait to be fetched
@@ -201,6 +203,11 @@ class Holdings:
     def everything(self) -> list[Kept]:
         """All that is held, parents first."""
         return [one for node in self.tree.nodes() for one in node.kept if one]
+
+    def counted(self, stats: Stats) -> Stats:
+        """Stats with the blocks held now, and stored and removed so far."""
+        held, stored, removed = dict(self.held), dict(self.stored), dict(self.removed)
+        return dataclasses.replace(stats, held=held, stored=stored, removed=removed)
 
     def events(self) -> list[Event]:
         """The events since the last call, oldest first."""
