@@ -29,6 +29,10 @@ def pytest_configure(config):
     """All but the GPU's own tests run on the CPU, and can compile for a GPU that is not there."""
     if "gpu" not in config.option.markexpr.replace("not gpu", ""):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        if "not slow" in config.option.markexpr:
+            # Most of the time goes into compiling what runs once. LLVM's part of that is left out;
+            # the slow tests, the examples of the README and the acceptance suite have it.
+            os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         sys.path.append(str(COMPILER))
 
 
