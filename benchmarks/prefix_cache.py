@@ -4,8 +4,9 @@ Replays traces of prompts, one JSON object a line with `input_length` in tokens 
 for each 512 tokens, through the policies of the prefix cache: where snapshots are taken, and what
 is evicted from one memory for blocks and snapshots. Beside the hits in tokens stand LRU's, with a
 snapshot at the end of each prompt and where it left another, and those of an infinite cache that
-has a snapshot everywhere. `belady` is what the best eviction would find, of blocks, were snapshots
-free. Of 10,000 blocks without snapshots stands how much of the way from LRU to that is gone.
+has a snapshot everywhere. `belady` is what the best eviction would find of the tokens, were
+snapshots free. Of 10,000 blocks without snapshots stands how much of the way from LRU to the best
+is gone, in blocks.
 
 Then the first --requests of each, unless that is 0, go through `kv.PrefixCache` itself, with admit,
 reserve, advance, insert, evict and release, in one memory of the smallest budget, for its hits and
@@ -69,7 +70,7 @@ def gap(report: Report, trace: str, requests, capacity: int = 10_000) -> None:
     for part, whole in zip(parts, requests, strict=True):
         plain.serve(*part)
         books.serve(*whole)
-    best = belady(requests, capacity)
+    best, _ = belady(parts, capacity)
     least, found = plain.found / count, books.found / count
     for label, value in (("LRU", least), ("reuse", found), ("belady", best)):
         report.add(f"{trace}, {capacity:,} blocks, {label}", value, "")
@@ -89,7 +90,7 @@ def policies(report: Report, trace: str, requests, models, budgets) -> None:
             run = functools.partial(through_policies, requests, costs, budget, title)
             plain = run(LRU(), PromptEnd(BLOCK))
             books = run(Reuse(), Auto(BLOCK, *costs))
-            best = belady(requests, budget // costs[0] if budget else 1 << 40)
+            _, best = belady(requests, budget // costs[0] if budget else 1 << 40)
             ratios = plain.hit / plain.tokens, books.hit / books.tokens, best
             kept = len(books.snapshots)
             rows.append((name, f"{gib:g}" if gib else "-", *(f"{one:.4f}" for one in ratios),

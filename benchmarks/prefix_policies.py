@@ -91,25 +91,40 @@ class Books:
         self.evictor.remove(("block", one))
 
 
-def belady(requests, capacity: int) -> float:
-    """Share of blocks found by the best possible eviction of `capacity` blocks of [(ids, tokens)].
+def belady(requests, capacity: int) -> tuple[float, float]:
+    """What the best possible eviction of `capacity` blocks finds of [(ids, tokens)].
 
     It knows all requests to come, needs no snapshots, and keeps the blocks that come next soonest.
+
+    Returns:
+      (share of all blocks, of which it keeps the full ones, share of the tokens, of which each
+      prompt has one left to compute).
     """
-    ids = [one for blocks, _ in requests for one in blocks]
+    paths = [ids[: tokens // BLOCK] for ids, tokens in requests]
+    held: dict[int, int] = {}
+    farthest: list[tuple[int, int]] = []
+    found = hit = place = 0
+    following = _following(paths)
+    for path, (_, tokens) in zip(paths, requests, strict=True):
+        found += sum(one in held for one in path)
+        leading = sum(1 for _ in itertools.takewhile(held.__contains__, path))
+        hit += min(leading, (tokens - 1) // BLOCK) * BLOCK
+        for one in path:
+            held[one] = following[place]
+            heapq.heappush(farthest, (-following[place], one))
+            place += 1
+            while len(held) > capacity:
+                when, out = heapq.heappop(farthest)
+                if held.get(out) == -when:
+                    del held[out]
+    return found / sum(len(ids) for ids, _ in requests), hit / sum(one for _, one in requests)
+
+
+def _following(paths) -> list[int]:
+    """For each block of each path, in one row, where it comes next."""
+    ids = [one for path in paths for one in path]
     following, later = [0] * len(ids), {}
     for place in range(len(ids) - 1, -1, -1):
         following[place] = later.get(ids[place], len(ids))
         later[ids[place]] = place
-    held: dict[int, int] = {}
-    farthest: list[tuple[int, int]] = []
-    hits = 0
-    for one, follows in zip(ids, following, strict=True):
-        hits += one in held
-        held[one] = follows
-        heapq.heappush(farthest, (-follows, one))
-        while len(held) > capacity:
-            when, out = heapq.heappop(farthest)
-            if held.get(out) == -when:
-                del held[out]
-    return hits / len(ids)
+    return following
