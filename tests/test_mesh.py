@@ -1,0 +1,35 @@
+"""Caches on a mesh of eight CPU devices, which only a process of its own can have."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "mesh"
+MODULES = sorted(path.stem for path in FOLDER.glob("on_mesh_*.py"))
+
+
+def on_eight_devices(module: str, marked: str) -> None:
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-m", marked]
+    done = subprocess.run(
+        [*command, str(FOLDER / f"{module}.py")],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+    )
+    nothing_to_run = done.returncode == 5 and "deselected" in done.stdout
+    assert done.returncode == 0 or nothing_to_run, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_on_eight_devices(module):
+    on_eight_devices(module, "not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES)
+def test_more_on_eight_devices(module):
+    on_eight_devices(module, "slow")
