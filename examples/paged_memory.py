@@ -97,9 +97,13 @@ def attention_in_place(q, k, v, mask):
     return jnp.einsum("sthgid,hi->sthgd", out, head).reshape(rows, steps, heads, size)
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "spec"), donate_argnames=("state", "storage"))
-def chunk_step(graph, spec, params, state, storage, tokens, counts, chooses, sampling):
-    """Run counts i32[S] of tokens i32[S, width] of each row.
+@functools.partial(
+    jax.jit, static_argnames=("graph", "spec", "memory"), donate_argnames=("state", "storage")
+)
+def chunk_step(
+    graph, spec, params, state, storage, tokens, counts, chooses, sampling, memory=PagedMemory
+):
+    """Run counts i32[S] of tokens i32[S, width] of each row, on a memory of that class.
 
     Rows that `chooses` bool[S] get their next token; one that chose END is released. Gives
     (state, storage, granted bool[S], chosen i32[S]); a row that was refused ran nothing, and a
@@ -107,13 +111,17 @@ def chunk_step(graph, spec, params, state, storage, tokens, counts, chooses, sam
     """
     TRACES["chunk_step"] += 1
     model = nnx.merge(graph, params)
-    return _step(model, spec, state, storage, tokens, counts, chooses, sampling)
+    return _step(model, spec, state, storage, tokens, counts, chooses, sampling, memory)
 
 
 @functools.partial(
-    jax.jit, static_argnames=("graph", "spec", "steps"), donate_argnames=("state", "storage")
+    jax.jit,
+    static_argnames=("graph", "spec", "steps", "memory"),
+    donate_argnames=("state", "storage"),
 )
-def decode_steps(graph, spec, params, state, storage, last, left, sampling, steps):
+def decode_steps(
+    graph, spec, params, state, storage, last, left, sampling, steps, memory=PagedMemory
+):
     """Run `steps` steps of one token on rows that may still choose left i32[S] tokens.
 
     last i32[S] is each row's newest token, not yet in the cache. A row that is done releases its
@@ -126,8 +134,9 @@ def decode_steps(graph, spec, params, state, storage, last, left, sampling, step
     def body(carry, _):
         state, storage, last, left = carry
         asked = left > 0
+        counts = asked.astype(jnp.int32)
         state, storage, granted, chosen = _step(
-            model, spec, state, storage, last[:, None], asked.astype(jnp.int32), asked, sampling
+            model, spec, state, storage, last[:, None], counts, asked, sampling, memory
         )
         last = jnp.where(granted, chosen, last)
         left = jnp.where(granted, jnp.where(chosen == END, 0, left - 1), left)
@@ -138,12 +147,12 @@ def decode_steps(graph, spec, params, state, storage, last, left, sampling, step
     return state, storage, chosen
 
 
-def _step(model, spec, state, storage, tokens, counts, chooses, sampling):
+def _step(model, spec, state, storage, tokens, counts, chooses, sampling, memory):
     state, result = kv.reserve(state, counts, each=True)
     granted = result.granted
     counts = jnp.where(granted, counts, 0)
-    memory = PagedMemory(model.config, spec, state, storage, counts, tokens.shape[1])
-    hidden = model(tokens, memory)
+    past = memory(model.config, spec, state, storage, counts, tokens.shape[1])
+    hidden = model(tokens, past)
     newest = jnp.maximum(counts - 1, 0)[:, None, None]
     hidden = jnp.take_along_axis(hidden, newest, axis=1)[:, 0]
     token = choose(model.logits(hidden), state.seq_lens + counts, *sampling)
@@ -151,7 +160,7 @@ def _step(model, spec, state, storage, tokens, counts, chooses, sampling):
     # Settling depends on the token chosen, so XLA sees that the tables are read before they
     # change; counts alone would cost a copy of the tables in every step of a scan.
     state = kv.advance(state, jnp.where(token == NONE, 0, counts))
-    return state, memory.storage, granted, jnp.where(chooses, token, NONE)
+    return state, past.storage, granted, jnp.where(chooses, token, NONE)
 
 
 def choose(logits, positions, requests, seed, temperature):

@@ -13,6 +13,8 @@ from kvpool.group import Group
 from kvpool.hf import draft_from_hf_config
 from kvpool.indices import NULL_BLOCK
 from kvpool.invariants import check
+from kvpool.mesh import Rules, on_mesh, own_heads
+from kvpool.mesh import init as init_on_mesh
 from kvpool.plan import Peak, Plan
 from kvpool.planning import plan
 from kvpool.prefix.match import Hit
@@ -56,17 +58,30 @@ from kvpool.variants import (
 )
 
 
-def init(spec: CacheSpec, plan: Plan, device=None) -> tuple[State, Storage]:
-    """(state, storage) of a plan, all rows and blocks free, both on `device`.
+def init(
+    spec: CacheSpec, plan: Plan, device=None, mesh=None, rules: Rules | None = None
+) -> tuple[State, Storage]:
+    """(state, storage) of a plan, all rows and blocks free.
 
     Args:
-      device: as in `init_state`. For a state and a storage on different devices call `init_state`
-        and `init_storage`.
+      device: both are put on it, as in `init_state`. For a state and a storage on different devices
+        call `init_state` and `init_storage`.
+      mesh: a jax Mesh in the place of a device: blocks are divided over one of its axes and heads
+        over another. The plan is for `per_rank(spec, ranks)`; `kvpool.mesh` says what the arrays
+        then look like, and `on_mesh` makes the verbs work on them.
+      rules: which axes those are; by default "data" and "model", with bookkeeping per shard.
 
     Raises:
-      SpecError: when the plan was made for another spec.
+      SpecError: when the plan was made for another spec, or does not fit the mesh.
+      ValueError: for a device and a mesh, or rules without a mesh.
     """
-    return init_state(spec, plan, device), init_storage(spec, plan, device)
+    if mesh is None:
+        if rules is not None:
+            raise ValueError("rules: they are for a mesh, got none")
+        return init_state(spec, plan, device), init_storage(spec, plan, device)
+    if device is not None:
+        raise ValueError(f"device: wanted a device or a mesh, got both, {device} and {mesh}")
+    return init_on_mesh(spec, plan, mesh, rules)
 
 
 __all__ = [
@@ -88,6 +103,7 @@ __all__ = [
     "RecurrentState",
     "Region",
     "Result",
+    "Rules",
     "SharedWith",
     "SlidingWindow",
     "SpecError",
@@ -115,7 +131,9 @@ __all__ = [
     "init_storage",
     "load_plan",
     "load_spec",
+    "on_mesh",
     "origin_of",
+    "own_heads",
     "part_of",
     "per_rank",
     "plan",

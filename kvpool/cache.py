@@ -15,7 +15,7 @@ from kvpool.grants import first_fault, outgrows, serve
 from kvpool.held import held_columns, lengths_after
 from kvpool.moves import for_each_block
 from kvpool.room import Missing, missing_columns
-from kvpool.state import State, pool_of, put_lengths, state_held
+from kvpool.state import State, one_shard, pool_of, put_lengths, state_held
 from kvpool.status import Fault, Status
 
 
@@ -35,7 +35,7 @@ def reserve(state: State, num_tokens, each: bool = False, tail_only: bool = Fals
     Raises:
       ValueError: for num_tokens of another shape or kind.
     """
-    num_tokens = arguments.int32("num_tokens", num_tokens, state.seq_lens.shape)
+    num_tokens = arguments.int32("num_tokens", num_tokens, one_shard(state).seq_lens.shape)
     return _reserve(state, num_tokens, bool(each), bool(tail_only))
 
 
@@ -90,7 +90,7 @@ def advance(state: State, num_tokens) -> State:
     Raises:
       ValueError: for num_tokens of another shape or kind.
     """
-    num_tokens = arguments.int32("num_tokens", num_tokens, state.seq_lens.shape)
+    num_tokens = arguments.int32("num_tokens", num_tokens, one_shard(state).seq_lens.shape)
     return _advance(state, num_tokens)
 
 
@@ -151,7 +151,7 @@ def release(state: State, rows) -> State:
     Raises:
       ValueError: for rows of another shape or kind.
     """
-    return _release(state, arguments.rows_and_pads("rows", rows))
+    return _release(one_shard(state), arguments.rows_and_pads("rows", rows))
 
 
 @jax.jit

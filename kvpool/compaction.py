@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from kvpool import arguments, block_pool, indices, slabs, tables
 from kvpool.indices import NULL_BLOCK
 from kvpool.regions import positive
-from kvpool.state import State
+from kvpool.state import State, one_shard
 from kvpool.status import SpecError
 from kvpool.storage import Storage, copy_blocks
 
@@ -40,7 +40,7 @@ def compact(state: State, storage: Storage, max_moves: int = 256):
     max_moves = positive("max_moves", max_moves)
     if state.plan != storage.plan:
         raise SpecError("storage: made for another plan than the state's")
-    state, moves = _compact(state, max_moves)
+    state, moves = _compact(one_shard(state), max_moves)
     of_group, once = {}, {}
     for group, pool in zip(state.plan.spec.groups, state.plan.pool_of, strict=True):
         of_group[group.name] = moves[pool]

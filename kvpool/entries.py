@@ -1,4 +1,7 @@
-"""Entries: the values of one layer into and out of block arrays, the inside of storage's verbs."""
+"""Entries: the values of one layer into and out of block arrays, the inside of storage's verbs.
+
+A `part` says that the array has only some of the blocks (`kvpool.parts`).
+"""
 
 import functools
 
@@ -9,17 +12,20 @@ import pallas_kernels
 from kvpool import block_scales, scales, step
 from kvpool.buffers import BLOCK
 from kvpool.indices import NULL_BLOCK
+from kvpool.parts import Part
 from kvpool.plan import Plan
 from kvpool.words import words_of
 
 
-@functools.partial(jax.jit, static_argnames="group")
-def write(blocks, view, layer, values, group: int):
+@functools.partial(jax.jit, static_argnames=("group", "part"))
+def write(blocks, view, layer, values, group: int, part: Part | None):
     """u[N, W] with the step's tokens of one layer, for each of `Region.values` an array."""
     words = words_of(view.plan, group)
     spec = words.group
     width = values[0].shape[1] if view.rows is None else None
     slots = jnp.where(layer >= 0, step.slots_of(view, group, width), NULL_BLOCK)
+    if part is not None:
+        slots = part.own(view.plan, group, slots, spec.entries_per_block)
     values = tuple(
         value.reshape(*slots.shape, *buffer.shape)
         for value, buffer in zip(values, spec.region.payload, strict=True)
@@ -37,18 +43,27 @@ def write(blocks, view, layer, values, group: int):
     )
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "group"))
-def read(blocks, places, layer, plan: Plan, group: int):
-    """({buffer: [R, Lk, *entry]}, mask bool[R, Lk]) of one layer at the `step.Places`."""
+@functools.partial(jax.jit, static_argnames=("plan", "group", "part", "own"))
+def read(blocks, places, layer, plan: Plan, group: int, part: Part | None, own: bool):
+    """({buffer: [R, Lk, *entry]}, mask bool[R, Lk]) of one layer at the `step.Places`.
+
+    Args:
+      own: whether to read no other device's blocks.
+    """
     words = words_of(plan, group)
     spec = words.group
     mask = places.mask & (layer >= 0)
     each = spec.entries_per_block
+    block_ids = places.block_ids
+    if part is not None:
+        block_ids = part.own(plan, group, block_ids)
+        if own:
+            mask &= jnp.repeat(block_ids >= 0, each, axis=1)
     values = {}
     for buffer, offset in words.buffers(layer):
         entries = pallas_kernels.paged_gather(
             blocks,
-            places.block_ids,
+            block_ids,
             # What a block has once is shown where any entry of the block is.
             *places.bounds(layer, each if buffer.per_block else 1),
             entries=1 if buffer.per_block else each,
@@ -57,18 +72,22 @@ def read(blocks, places, layer, plan: Plan, group: int):
             offset=offset,
             slab=words.slab,
         )
+        if part is not None and not own:
+            entries = part.whole(entries)
         entries = jnp.broadcast_to(entries, (*places.block_ids.shape, each, *buffer.shape))
         values[buffer.name] = entries.reshape(*mask.shape, *buffer.shape)
     return scales.dequantised(spec.region, values, mask), mask
 
 
-@functools.partial(jax.jit, static_argnames="group")
-def read_state(blocks, view, layer, group: int):
+@functools.partial(jax.jit, static_argnames=("group", "part"))
+def read_state(blocks, view, layer, group: int, part: Part | None):
     """{buffer: [S, *shape]} of one layer, 0 for rows without a state."""
     words = words_of(view.plan, group)
     has_state = (view.seq_lens > 0) & (layer >= 0)
     ids = jnp.where(has_state, step.state_blocks_of(view, group), NULL_BLOCK)
-    return {
+    if part is not None:
+        ids = part.own(view.plan, group, ids)
+    states = {
         buffer.name: pallas_kernels.state_gather(
             blocks,
             ids,
@@ -79,13 +98,16 @@ def read_state(blocks, view, layer, group: int):
         )
         for buffer, offset in words.buffers(layer)
     }
+    return states if part is None else {name: part.whole(x) for name, x in states.items()}
 
 
-@functools.partial(jax.jit, static_argnames="group")
-def write_state(blocks, view, layer, values, group: int):
+@functools.partial(jax.jit, static_argnames=("group", "part"))
+def write_state(blocks, view, layer, values, group: int, part: Part | None):
     """u[N, W] with the states of one layer, for the rows with tokens."""
     words = words_of(view.plan, group)
     written = view.has_tokens & (layer >= 0)
     ids = jnp.where(written, step.state_blocks_of(view, group), NULL_BLOCK)
+    if part is not None:
+        ids = part.own(view.plan, group, ids)
     options = {"offset": layer * words.layer, "slab": words.slab}
     return pallas_kernels.state_scatter(blocks, ids, values, starts=words.starts, **options)

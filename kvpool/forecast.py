@@ -15,7 +15,7 @@ from kvpool.held import Held, Lengths, held_columns, lengths_after
 from kvpool.plan import Plan
 from kvpool.regions import CHUNK, quotient
 from kvpool.room import missing_columns
-from kvpool.state import State, by_pool, state_held
+from kvpool.state import State, by_pool, one_shard, state_held
 from kvpool.status import Status
 
 
@@ -36,7 +36,7 @@ def fits(state: State, num_tokens, keep_free: int | Mapping[str, int] = 0) -> ja
     Raises:
       ValueError, SpecError: for num_tokens of another shape or kind, an unknown group.
     """
-    num_tokens = arguments.int32("num_tokens", num_tokens, state.seq_lens.shape)
+    num_tokens = arguments.int32("num_tokens", num_tokens, one_shard(state).seq_lens.shape)
     return _fits(state, num_tokens, _kept(state.plan, keep_free))
 
 

@@ -51,7 +51,7 @@ def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) 
 
 
 def _everyone(asked):
-    return jnp.ones(asked.shape[1], bool)
+    return jnp.full_like(asked[0], True, dtype=bool)
 
 
 def _in_order(asked, pool):

@@ -6,6 +6,7 @@ import numpy as np
 from kvpool import slab_invariants, tables
 from kvpool.held import Held, Lengths, held_columns
 from kvpool.indices import NULL_BLOCK
+from kvpool.shards import shards_of
 from kvpool.state import State
 from kvpool.status import Fault, InvariantError
 
@@ -17,12 +18,21 @@ def check(state: State) -> None:
     equals the table columns and retains that name the block; a row holds exactly the columns that
     its lengths call for, and in them all that a query at its settled length reads. Every slab is
     free, or has blocks of the one pool that owns it, and of no other; what is counted of its
-    blocks, and where it stands on a stack, is right.
+    blocks, and where it stands on a stack, is right. Of a state on a mesh that is so of every shard
+    which this process can read, and devices that have the same shard agree.
 
     Raises:
-      InvariantError: naming the group and the block or row, or the faults that are set.
+      InvariantError: naming the group and the block or row, or the faults that are set, and first
+        the shard where there are several.
     """
-    state = jax.tree.map(np.asarray, state)
+    for where, one in shards_of(state):
+        try:
+            _check(one)
+        except InvariantError as error:
+            raise InvariantError(f"{where}{error}") from error.__cause__
+
+
+def _check(state: State) -> None:
     # Settled tokens count as room here, so that a length beyond it shows as columns that lack.
     lengths = Lengths(*(np.maximum(length, state.seq_lens) for length in state.lengths))
     held = held_columns(state.plan.spec.groups, lengths)

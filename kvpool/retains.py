@@ -11,7 +11,7 @@ from kvpool.cache import with_faults
 from kvpool.grants import first_fault, serve
 from kvpool.indices import NULL_BLOCK
 from kvpool.moves import WIDTH
-from kvpool.state import State, allocate_one_each
+from kvpool.state import State, allocate_one_each, one_shard
 from kvpool.status import Fault, Status
 
 
@@ -25,7 +25,7 @@ def snapshot(state: State, rows):
     Raises:
       ValueError: for rows of another shape or kind.
     """
-    return _snapshot(state, arguments.rows_and_pads("rows", rows))
+    return _snapshot(one_shard(state), arguments.rows_and_pads("rows", rows))
 
 
 @jax.jit
@@ -120,7 +120,7 @@ def _drop(state, ids, pools):
 
 def _flatten(state: State, blocks: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The ids of all groups one after another, and the pool of each."""
-    plan = state.plan
+    plan = one_shard(state).plan
     ids, pools = [jnp.zeros(0, jnp.int32)], [np.zeros(0, np.int32)]
     for name, group_ids in blocks.items():
         ids.append(group_ids)

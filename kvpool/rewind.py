@@ -10,7 +10,7 @@ from kvpool.cache import give_back
 from kvpool.grants import first_fault, serve
 from kvpool.held import Lengths, half_full, held_columns
 from kvpool.indices import NULL_BLOCK
-from kvpool.state import State, allocate_one_each, put_lengths, state_held
+from kvpool.state import State, allocate_one_each, one_shard, put_lengths, state_held
 from kvpool.status import Status
 
 
@@ -30,7 +30,7 @@ def truncate(state: State, seq_lens):
     Raises:
       ValueError: for seq_lens of another shape or kind.
     """
-    return _truncate(state, arguments.int32("seq_lens", seq_lens, state.seq_lens.shape))
+    return _truncate(state, arguments.int32("seq_lens", seq_lens, one_shard(state).seq_lens.shape))
 
 
 @jax.jit

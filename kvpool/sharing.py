@@ -17,7 +17,7 @@ from kvpool.held import Held, Lengths, half_full, held_columns
 from kvpool.indices import NULL_BLOCK
 from kvpool.moves import for_each_block
 from kvpool.plan import Plan
-from kvpool.state import State, allocate_one_each, pool_of, put_lengths
+from kvpool.state import State, allocate_one_each, one_shard, pool_of, put_lengths
 from kvpool.status import Result, Status
 from kvpool.tables import BlockTable
 
@@ -53,8 +53,8 @@ def admit(state: State, rows, prefix: Prefix | None = None):
     """
     rows = arguments.rows_and_pads("rows", rows)
     if prefix is None:
-        return _admit_empty(state, rows)
-    return _admit_at(state, rows, *_as_table(state.plan, prefix, rows.shape[0]))
+        return _admit_empty(one_shard(state), rows)
+    return _admit_at(one_shard(state), rows, *_as_table(state.plan, prefix, rows.shape[0]))
 
 
 def _as_table(plan: Plan, prefix: Prefix, num_rows: int) -> tuple[jax.Array, BlockTable]:
@@ -214,7 +214,7 @@ def fork(state: State, src, dst):
     src, dst = arguments.rows_and_pads("src", src), arguments.rows_and_pads("dst", dst)
     if src.shape != dst.shape:
         raise ValueError(f"dst: wanted i32[{src.shape[0]}] like src, got i32[{dst.shape[0]}]")
-    return _fork(state, src, dst)
+    return _fork(one_shard(state), src, dst)
 
 
 @jax.jit

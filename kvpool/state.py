@@ -80,8 +80,20 @@ def check_plan(spec: CacheSpec, plan: Plan) -> None:
         )
 
 
+def one_shard(state: State) -> State:
+    """The state, which has no axis of shards in front; SpecError with the cure where it has."""
+    if state.seq_lens.ndim != 1:
+        raise SpecError(
+            f"state: wanted one shard's, got one of {state.seq_lens.shape[0]} shards of a mesh; "
+            "call the verb through `on_mesh`"
+        )
+    return state
+
+
 def table_of(state: State, group: str) -> jax.Array:
     """The block table of a group: i32[S, ceil(max_seq_len / B)], of a state group i32[S, 1].
+
+    Of a state with an axis of shards in front it has that axis too.
 
     Column i holds the block of tokens [i*B, (i+1)*B), NULL_BLOCK where the row holds none.
     """
@@ -94,7 +106,7 @@ def free_blocks(state: State) -> dict[str, jax.Array]:
     They are those of its pool that nobody holds. Where pools share slabs, they are the unused ones
     in the slabs of its pool and all those of the free slabs, which other groups count as well.
     """
-    return per_group(state.plan, block_pool.free(state.pool))
+    return per_group(state.plan, block_pool.free(one_shard(state).pool))
 
 
 def per_group(plan: Plan, values: jax.Array) -> dict[str, jax.Array]:

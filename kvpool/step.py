@@ -13,7 +13,7 @@ from kvpool.group import Group
 from kvpool.indices import NULL_BLOCK
 from kvpool.plan import Plan
 from kvpool.regions import quotient
-from kvpool.state import State
+from kvpool.state import State, one_shard
 from kvpool.status import SpecError
 from kvpool.tables import BlockTable
 
@@ -67,7 +67,7 @@ def step_view(state: State, num_tokens) -> StepView:
       ValueError: for num_tokens of a wrong shape or dtype.
     """
     num_tokens = int32("num_tokens", num_tokens, (state.plan.max_seqs,))
-    stop = _rectangular_stop(state.seq_lens, state.room, num_tokens)
+    stop = _rectangular_stop(one_shard(state).seq_lens, state.room, num_tokens)
     return StepView(state.table, state.seq_lens, stop, None, None, state.plan)
 
 
@@ -87,7 +87,7 @@ def ragged_view(state: State, rows, positions) -> StepView:
     """
     rows = int32("rows", rows, (None,))
     positions = int32("positions", positions, rows.shape)
-    rows, stop = _flat_tokens(state.seq_lens, state.room, rows, positions)
+    rows, stop = _flat_tokens(one_shard(state).seq_lens, state.room, rows, positions)
     return StepView(state.table, state.seq_lens, stop, rows, positions, state.plan)
 
 

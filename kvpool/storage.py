@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from kvpool import entries, layers, plan_checks, step, words
+from kvpool import entries, indices, layers, plan_checks, step, words
 from kvpool.arguments import int32
+from kvpool.indices import NULL_BLOCK
+from kvpool.parts import Part
 from kvpool.plan import Plan
 from kvpool.spec import CacheSpec
 from kvpool.state import check_plan
@@ -33,11 +35,13 @@ class Storage:
     """The block arrays: one a group, or one for the groups that share it, as the plan says.
 
     A block is one contiguous run of bytes, laid out as `Group` says. A row of an array is a block,
-    or a slab of several.
+    or a slab of several. With a `part` the arrays have a device's share of the rows; the ids that
+    the verbs take stay those of all.
     """
 
     blocks: tuple[jax.Array, ...]  # u[N, W] each
     plan: Plan = dataclasses.field(metadata={"static": True})
+    part: Part | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def init_storage(spec: CacheSpec, plan: Plan, device=None) -> Storage:
@@ -89,7 +93,7 @@ def write(
     payload = layers.payload(
         storage.plan.spec.groups[group], values, lead, any_width=view.rows is None
     )
-    blocks = entries.write(_array(storage, group), view, layer, payload, group)
+    blocks = entries.write(_array(storage, group), view, layer, payload, group, storage.part)
     return _with_blocks(storage, group, blocks)
 
 
@@ -100,6 +104,7 @@ def read(
     tag: str | None = None,
     rows=None,
     max_blocks: int | None = None,
+    own: bool = False,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Gathers what the rows keep of one layer, this step's tokens included, in position order.
 
@@ -110,6 +115,9 @@ def read(
       layer, tag: as for `write`.
       rows: i32[R], which rows to read; None reads all S. A row outside 0..S-1 is all masked.
       max_blocks: at least 1; reads no more than so many blocks a row, counted from the first.
+      own: of blocks divided over a mesh axis under one bookkeeping, read those of this device only,
+        which takes no collective; the mask says which. For attention that merges what the devices
+        found. Elsewhere a device has all blocks.
 
     Returns:
       ({buffer: [R, Lk, *entry]}, mask bool[R, Lk]). The mask holds where the position is one that
@@ -125,7 +133,8 @@ def read(
     """
     group, layer = _locate(storage, view, layer, tag, state=False)
     places = step.places_of(view, group, rows, max_blocks)
-    return entries.read(_array(storage, group), places, layer, storage.plan, group)
+    part = storage.part
+    return entries.read(_array(storage, group), places, layer, storage.plan, group, part, bool(own))
 
 
 def read_state(
@@ -139,7 +148,7 @@ def read_state(
       SpecError: for an unknown layer or tag, or a region that is no recurrent state.
     """
     group, layer = _locate(storage, view, layer, tag, state=True)
-    return entries.read_state(_array(storage, group), view, layer, group)
+    return entries.read_state(_array(storage, group), view, layer, group, storage.part)
 
 
 def write_state(
@@ -160,7 +169,7 @@ def write_state(
     """
     group, layer = _locate(storage, view, layer, tag, state=True)
     payload = layers.payload(storage.plan.spec.groups[group], values, view.seq_lens.shape)
-    blocks = entries.write_state(_array(storage, group), view, layer, payload, group)
+    blocks = entries.write_state(_array(storage, group), view, layer, payload, group, storage.part)
     return _with_blocks(storage, group, blocks)
 
 
@@ -181,6 +190,11 @@ def copy_blocks(storage: Storage, copies: Mapping[str, tuple]) -> Storage:
         group = spec.group_index(name)
         src = int32(f"copies[{name!r}] source", src, (None,))
         dst = int32(f"copies[{name!r}] target", dst, src.shape)
+        if storage.part is not None:
+            there = indices.is_valid(src, storage.plan.pool_sizes[storage.plan.pool_of[group]])
+            dst = jnp.where(there, dst, NULL_BLOCK)
+            storage = import_blocks(storage, name, dst, export_blocks(storage, name, src))
+            continue
         slab = words.words_of(storage.plan, group).slab
         blocks = pallas_kernels.copy_blocks(_array(storage, group), src, dst, slab=slab)
         storage = _with_blocks(storage, group, blocks)
@@ -200,12 +214,15 @@ def export_blocks(storage: Storage, group: str, ids) -> jax.Array:
       SpecError: for an unknown group.
       ValueError: for ids of a wrong shape or dtype.
     """
-    own = words.words_of(storage.plan, storage.plan.spec.group_index(group))
+    index, part = storage.plan.spec.group_index(group), storage.part
+    own = words.words_of(storage.plan, index)
     ids = int32("ids", ids, (None,))
-    blocks = storage.blocks[own.array]
-    return pallas_kernels.state_gather(
-        blocks, ids, shape=(own.block,), dtype=own.word, slab=own.slab
+    if part is not None:
+        ids = part.own(storage.plan, index, ids)
+    data = pallas_kernels.state_gather(
+        _array(storage, index), ids, shape=(own.block,), dtype=own.word, slab=own.slab
     )
+    return data if part is None else part.whole(data)
 
 
 def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
@@ -225,19 +242,27 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
     data = layers.checked(
         "data", layers.as_words(data, own.word), (*ids.shape, own.block), own.word
     )
-    blocks = pallas_kernels.paged_scatter(storage.blocks[own.array], ids, data, slab=own.slab)
+    if storage.part is not None:
+        ids = storage.part.own(storage.plan, index, ids)
+    blocks = pallas_kernels.paged_scatter(_array(storage, index), ids, data, slab=own.slab)
     return _with_blocks(storage, index, blocks)
 
 
 def _array(storage: Storage, group: int) -> jax.Array:
     """The array that a group's blocks lie in."""
-    return storage.blocks[storage.plan.array_of[group]]
+    blocks = storage.blocks[storage.plan.array_of[group]]
+    if blocks.ndim != 2:
+        raise SpecError(
+            f"storage: wanted one device's u[N, W], got {blocks.ndim} axes, those of a mesh; "
+            "call its verbs in a function given to `on_mesh`"
+        )
+    return blocks
 
 
 def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:
     array = storage.plan.array_of[group]
     before, after = storage.blocks[:array], storage.blocks[array + 1 :]
-    return Storage((*before, blocks, *after), storage.plan)
+    return dataclasses.replace(storage, blocks=(*before, blocks, *after))
 
 
 def _locate(storage, view, layer, tag, state: bool):

@@ -29,9 +29,9 @@ def init(rows: int, columns: tuple[int, ...]) -> BlockTable:
 
 
 def of_group(table: BlockTable, group: int) -> jax.Array:
-    """The columns of one group, i32[S, M]."""
+    """The columns of one group, i32[S, M]; of a state with an axis of shards i32[D, S, M]."""
     start = table.offsets[group]
-    return table.block_ids[:, start : start + table.columns[group]]
+    return table.block_ids[..., start : start + table.columns[group]]
 
 
 def _entries(table, group, rows, columns, where):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import re
 import tempfile
@@ -59,31 +60,36 @@ class Compiled:
 
 
 @functools.cache
-def gpu_mesh() -> jax.sharding.Mesh:
-    """A mesh of one GPU of the kind CARD; skips where there is no compiler for it."""
+def gpu_mesh(**axes: int) -> jax.sharding.Mesh:
+    """A mesh of so many GPUs of the kind CARD, one by default; skips without a compiler for it."""
+    axes = axes or {"gpu": 1}
     description = (TARGETS / f"{CARD}.txtpb").read_text()
     try:
         topology = topologies.get_topology_desc(
-            platform="cuda", topology="1x1x1", target_config=description
+            platform="cuda",
+            topology=f"1x1x{math.prod(axes.values())}",
+            target_config=description,
         )
     except Exception as error:
         pytest.skip(f"NOT PROVEN: no kernel was compiled for a GPU, since {error!r:.150}")
-    return jax.sharding.Mesh(np.array(topology.devices), ("gpu",))
+    devices = np.array(topology.devices).reshape(*axes.values())
+    return jax.sharding.Mesh(devices, tuple(axes))
 
 
-def compiled(function, *arrays, donate=(), **static) -> Compiled:
-    """`function` compiled, for arrays of which only shapes and dtypes count.
+def compiled(function, *arrays, donate=(), mesh=None, **static) -> Compiled:
+    """`function` compiled, for arrays of which only shapes, dtypes and divisions of a `mesh` count.
 
     A function that is jitted already may have `static` arguments. A kernel that this process has
     compiled before says nothing the second time.
     """
-    mesh = gpu_mesh()
+    mesh = gpu_mesh() if mesh is None else mesh
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def shaped(leaf):
         if not hasattr(leaf, "dtype"):
             return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
+        sharding = getattr(leaf, "sharding", None) if mesh.size > 1 else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding or everywhere)
 
     shapes = jax.tree.map(shaped, arrays)
     jitted = function if hasattr(function, "lower") else jax.jit(function, donate_argnums=donate)

@@ -1,0 +1,260 @@
+"""Mesh: a cache on many devices, blocks over one axis of their mesh and heads over another.
+
+Every rank of the heads axis keeps its own heads of all layers in blocks of the same ids, so the
+bookkeeping of a shard is the same on all its ranks and moves nothing between them. Over the blocks
+axis there are two ways:
+
+- per shard: every shard has rows and blocks of its own, D caches side by side. The plan is that of
+  one shard, and everything a shard has gets an axis of shards in front: a state's arrays [D, ...],
+  a result's, the tokens of a step.
+- replicated: one set of rows, whose blocks lie on all shards, so that a row can be longer than a
+  shard has memory for. Every device keeps the whole state and makes the same moves in it. The plan
+  counts the blocks of all shards; see `kvpool.parts` for which lie where.
+
+The block arrays are [D, M, rows, W] for D shards and M ranks.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from kvpool import plan_checks, words
+from kvpool.parts import Part
+from kvpool.plan import Plan
+from kvpool.spec import CacheSpec
+from kvpool.state import State, init_state
+from kvpool.status import SpecError
+from kvpool.storage import Storage
+from kvpool.variants import per_rank
+
+PER_SHARD, REPLICATED = "per_shard", "replicated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What is divided over which axis of a mesh; None for an axis that there is not.
+
+    Args:
+      blocks: the axis over which the blocks are divided.
+      heads: the axis over which heads, and the channels of recurrent states, are divided as
+        `per_rank` does.
+      bookkeeping: "per_shard" or "replicated", over the blocks axis.
+    """
+
+    blocks: str | None = "data"
+    heads: str | None = "model"
+    bookkeeping: str = PER_SHARD
+
+    @property
+    def state(self) -> PartitionSpec:
+        """Of a state, and of every other array that a shard has."""
+        return PartitionSpec(self.blocks) if self.bookkeeping == PER_SHARD else PartitionSpec()
+
+    @property
+    def storage(self) -> PartitionSpec:
+        """Of the block arrays."""
+        return PartitionSpec(self.blocks, self.heads)
+
+    def sizes(self, mesh: Mesh) -> tuple[int, int]:
+        """(shards, ranks): the devices along the two axes.
+
+        Raises:
+          SpecError: naming an axis that the mesh lacks, one that is to divide both, or an unknown
+            bookkeeping.
+        """
+        for name in ("blocks", "heads"):
+            axis = getattr(self, name)
+            if axis is not None and axis not in mesh.axis_names:
+                there = ", ".join(map(repr, mesh.axis_names))
+                raise SpecError(
+                    f"rules: {name}={axis!r} is no axis of the mesh, which has {there}; name one "
+                    "of them, or None where nothing is to be divided"
+                )
+        if self.blocks is not None and self.blocks == self.heads:
+            raise SpecError(
+                f"rules: wanted two axes for blocks and heads, got {self.heads!r} twice"
+            )
+        if self.bookkeeping not in (PER_SHARD, REPLICATED):
+            raise SpecError(
+                f"rules: wanted bookkeeping {PER_SHARD!r} or {REPLICATED!r}, "
+                f"got {self.bookkeeping!r}"
+            )
+        sizes = {None: 1, **mesh.shape}
+        return sizes[self.blocks], sizes[self.heads]
+
+
+def init(
+    spec: CacheSpec, plan: Plan, mesh: Mesh, rules: Rules | None = None
+) -> tuple[State, Storage]:
+    """(state, storage) on a mesh, all rows and blocks free; what `kvpool.init` does for a mesh.
+
+    Raises:
+      SpecError: see `check_plan`.
+    """
+    rules = Rules() if rules is None else rules
+    shards, ranks = check_plan(spec, plan, mesh, rules)
+    replicated = rules.bookkeeping == REPLICATED
+
+    def state() -> State:
+        one = init_state(plan.spec, plan)
+        if replicated:
+            return one
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (shards, *x.shape)), one)
+
+    divided = shards if replicated else 1
+    in_blocks = NamedSharding(mesh, rules.storage)
+    arrays = []
+    for array, (rows, size) in enumerate(zip(plan.array_rows, plan.array_bytes, strict=True)):
+        word = words.word_of(plan, array)
+        shape = (shards, ranks, rows // divided, size // word.itemsize)
+        arrays.append(jnp.zeros(shape, word, device=in_blocks))
+    assert rules.blocks is not None or divided == 1
+    part = Part(str(rules.blocks), divided) if divided > 1 else None
+    placed = jax.jit(state, out_shardings=NamedSharding(mesh, rules.state))()
+    return placed, Storage(tuple(arrays), plan, part)
+
+
+def check_plan(spec: CacheSpec, plan: Plan, mesh: Mesh, rules: Rules) -> tuple[int, int]:
+    """(shards, ranks) of a mesh for which the plan was made.
+
+    Raises:
+      SpecError: for axes that the mesh lacks, heads that its ranks cannot divide, a plan that was
+        not made for a rank's part of the spec, blocks that its shards cannot divide.
+    """
+    shards, ranks = rules.sizes(mesh)
+    try:
+        of_rank = per_rank(spec, ranks)
+    except SpecError as error:
+        raise SpecError(
+            f"mesh: axis {rules.heads!r} has {ranks} devices, but {error}; give a mesh with fewer "
+            "there, or rules with heads=None to keep all heads on every device"
+        ) from error
+    if plan.spec != of_rank:
+        whole = "the whole spec" if plan.spec == spec else f"the spec {plan.spec.digest[:12]}"
+        raise SpecError(
+            f"plan: made for {whole}, wanted it for what one of {ranks} ranks keeps; plan for "
+            f"kvpool.per_rank(spec, {ranks}) and the memory of one device"
+        )
+    plan_checks.check_entries(plan)
+    if rules.bookkeeping == REPLICATED:
+        for group, array in zip(plan.spec.groups, plan.array_of, strict=True):
+            rows = plan.array_rows[array]
+            if rows % shards:
+                of_what = "slabs" if array == plan.slab_array else "blocks"
+                raise SpecError(
+                    f"plan: group {group.name} has {rows} {of_what}, which {shards} shards on axis "
+                    f"{rules.blocks!r} cannot divide; give it {rows - rows % shards} or "
+                    f"{rows - rows % shards + shards}"
+                )
+    return shards, ranks
+
+
+def on_mesh(
+    function: Callable, mesh: Mesh, rules: Rules | None = None, in_specs=None, out_specs=None
+) -> Callable:
+    """`function` on every device at once, each with its own part of what is given; jitted.
+
+    Inside, a State is one shard's and a Storage one device's, as if there were no mesh: every verb
+    takes them unchanged. It is a `jax.shard_map` over all axes of the mesh, so the function may use
+    their collectives; the bookkeeping uses none. Make it once, e.g.
+    `reserve = on_mesh(kv.reserve, mesh, rules)`: each call of `on_mesh` compiles anew.
+
+    Args:
+      function: of arrays and pytrees of them, by position; static arguments bound before.
+      in_specs: for each argument a PartitionSpec or a tree of them, as `jax.shard_map` takes them.
+        By default `rules.storage` for a Storage and `rules.state` for everything else. Under
+        bookkeeping per shard, the first axis of what has a spec that begins with the blocks axis is
+        the axis of shards and is not there inside; PartitionSpec() is for what all shards share.
+      out_specs: the same of what the function returns. What a spec says is replicated must be
+        equal on those devices; `kvpool.check` compares the copies of a state.
+
+    Raises:
+      SpecError: for rules that do not fit the mesh.
+    """
+    rules = Rules() if rules is None else rules
+    rules.sizes(mesh)
+
+    @jax.jit
+    def everywhere(*args):
+        specs = _specs_of(rules, args) if in_specs is None else in_specs
+        if all(kind == AxisType.Explicit for kind in mesh.axis_types):
+            args = _map(lambda spec, x: jax.reshard(x, NamedSharding(mesh, spec)), specs, args)
+
+        def run(out_specs, finish):
+            def inside(*args):
+                return finish(function(*_map(functools.partial(_without_axes, rules), specs, args)))
+
+            mapped = jax.shard_map(
+                inside, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False
+            )
+            return mapped(*args)
+
+        outs = out_specs
+        if outs is None:
+            outs = _specs_of(rules, jax.eval_shape(lambda: run(PartitionSpec(), lambda out: out)))
+        return run(outs, functools.partial(_map, functools.partial(_with_axes, rules), outs))
+
+    return everywhere
+
+
+def own_heads(values: jax.Array, axis: int, rules: Rules | None = None) -> jax.Array:
+    """Inside `on_mesh`, the heads of this rank, of values that have those of all along an axis.
+
+    As in the plan for `per_rank`: an equal share in their order; where there are fewer heads than
+    ranks one, which several ranks have.
+
+    Raises:
+      SpecError: for heads that the ranks cannot divide, naming both.
+    """
+    name = (Rules() if rules is None else rules).heads
+    if name is None:
+        return values
+    heads, ranks = values.shape[axis], lax.axis_size(name)
+    if heads % ranks and ranks % heads:
+        raise SpecError(f"values: {heads} heads cannot be divided among {ranks} ranks on {name!r}")
+    first = lax.div(lax.axis_index(name) * heads, ranks)
+    return lax.dynamic_slice_in_dim(values, first, max(1, heads // ranks), axis)
+
+
+def _specs_of(rules: Rules, tree):
+    """By the type of what they are for."""
+    return jax.tree.map(
+        lambda x: rules.storage if _is_storage(x) else rules.state, tree, is_leaf=_is_storage
+    )
+
+
+def _map(change: Callable[[PartitionSpec, Any], Any], specs, tree):
+    """change(spec, x) for every Storage and every array, of specs that are a prefix of the tree."""
+
+    def under(spec, subtree):
+        return jax.tree.map(functools.partial(change, spec), subtree, is_leaf=_is_storage)
+
+    return jax.tree.map(under, specs, tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def _without_axes(rules: Rules, spec: PartitionSpec, value):
+    axes = _axes(rules, spec, value)
+    return jax.tree.map(lambda x: lax.squeeze(x, axes), value)
+
+
+def _with_axes(rules: Rules, spec: PartitionSpec, value):
+    axes = _axes(rules, spec, value)
+    return jax.tree.map(lambda x: lax.expand_dims(x, axes), value)
+
+
+def _axes(rules: Rules, spec: PartitionSpec, value) -> tuple[int, ...]:
+    """The axes, of shards and of ranks, that are not there inside."""
+    if _is_storage(value):
+        return (0, 1)
+    has_shards = rules.bookkeeping == PER_SHARD and len(spec) > 0 and spec[0] == rules.blocks
+    return (0,) if has_shards else ()
+
+
+def _is_storage(value) -> bool:
+    return isinstance(value, Storage)

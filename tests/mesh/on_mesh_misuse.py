@@ -1,0 +1,137 @@
+"""On eight devices: what cannot be is refused by name, with what to do about it."""
+
+import jax
+import numpy as np
+import pytest
+from lockstep import i32
+from twins import mesh_of
+
+import kvpool as kv
+
+SPEC = kv.CacheSpec.from_layers(
+    [kv.FullAttention(2, 4), kv.RecurrentState({"ssm": ((4, 2), "float32")})], block_size=2
+)
+
+
+def plan_for(spec, full=8, state=2):
+    return kv.plan(spec, num_blocks={"full": full, "state": state}, max_seqs=2, max_seq_len=8)
+
+
+HALF = plan_for(kv.per_rank(SPEC, 2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ({"blocks": "dp"}, "blocks='dp' is no axis of the mesh, which has 'data', 'model'; name"),
+        ({"heads": "tp"}, "heads='tp' is no axis of the mesh, which has 'data', 'model'; name one"),
+        ({"blocks": "model"}, "wanted two axes for blocks and heads, got 'model' twice"),
+        ({"bookkeeping": "both"}, "bookkeeping 'per_shard' or 'replicated', got 'both'"),
+    ],
+)
+def test_rules(rules, told):
+    rules, mesh = kv.Rules(**rules), mesh_of(2, 2)
+    with pytest.raises(kv.SpecError, match=told):
+        kv.init(SPEC, HALF, mesh=mesh, rules=rules)
+    with pytest.raises(kv.SpecError, match=told):
+        kv.on_mesh(kv.reserve, mesh, rules)
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "told"),
+    [
+        (plan_for(SPEC), 2, r"made for the whole spec.*one of 2 ranks.*kvpool.per_rank\(spec, 2\)"),
+        (HALF, 4, r"plan: made for the spec \w{12}, wanted it for what one of 4 ranks keeps"),
+        (
+            HALF,
+            3,
+            "axis 'model' has 3 devices, but buffer 'k': 2 heads cannot.*3 ranks; give",
+        ),
+    ],
+)
+def test_plans(plan, ranks, told):
+    with pytest.raises(kv.SpecError, match=told):
+        kv.init(SPEC, plan, mesh=mesh_of(2, ranks))
+
+
+def test_blocks_that_the_shards_cannot_divide():
+    rules = kv.Rules(bookkeeping="replicated")
+    plan = plan_for(kv.per_rank(SPEC, 2), full=10, state=4)
+    told = "group full has 10 blocks, which 4 shards on axis 'data' cannot divide; give it 8 or 12"
+    with pytest.raises(kv.SpecError, match=told):
+        kv.init(SPEC, plan, mesh=mesh_of(4, 2), rules=rules)
+    kv.init(SPEC, plan, mesh=mesh_of(2, 2), rules=rules)
+    kv.init(SPEC, plan, mesh=mesh_of(4, 2))  # each shard has 10
+
+
+def test_slabs_that_the_shards_cannot_divide():
+    rules = kv.Rules(bookkeeping="replicated")
+    spec = kv.per_rank(kv.with_pooling(SPEC, "elastic"), 2)
+    plan = kv.plan(spec, budget_bytes=700, max_seqs=2, max_seq_len=8)
+    assert plan.slabs % 4
+    with pytest.raises(kv.SpecError, match=rf"has {plan.slabs} slabs, which 4 shards on axis"):
+        kv.init(kv.with_pooling(SPEC, "elastic"), plan, mesh=mesh_of(4, 2), rules=rules)
+
+
+def test_arguments_of_init():
+    mesh = mesh_of(2, 2)
+    with pytest.raises(ValueError, match="rules: they are for a mesh, got none"):
+        kv.init(SPEC, plan_for(SPEC), rules=kv.Rules())
+    with pytest.raises(ValueError, match="device: wanted a device or a mesh, got both"):
+        kv.init(SPEC, HALF, device=jax.devices()[0], mesh=mesh)
+
+
+ROWS = np.tile(i32([0, 1]), (2, 1))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda state: kv.admit(state, ROWS[0]),
+        lambda state: kv.admit(state, ROWS[0], kv.Prefix(2, {})),
+        lambda state: kv.reserve(state, ROWS),
+        lambda state: kv.advance(state, ROWS),
+        lambda state: kv.truncate(state, ROWS),
+        lambda state: kv.fork(state, ROWS[0], ROWS[1]),
+        lambda state: kv.snapshot(state, ROWS[0]),
+        lambda state: kv.release(state, ROWS[0]),
+        lambda state: kv.retain(state, {"full": ROWS[0]}),
+        lambda state: kv.drop(state, {"full": ROWS[0]}),
+        lambda state: kv.fits(state, ROWS),
+        lambda state: kv.step_view(state, ROWS[0]),
+        lambda state: kv.ragged_view(state, ROWS[0], ROWS[0]),
+        lambda state: kv.free_blocks(state),
+    ],
+)
+def test_a_verb_outside_of_on_mesh(verb):
+    state, _ = kv.init(SPEC, HALF, mesh=mesh_of(2, 2))
+    with pytest.raises(kv.SpecError, match=r"one shard's, got one of 2 shards.* through `on_mesh`"):
+        verb(state)
+
+
+def test_a_storage_outside_of_on_mesh():
+    mesh = mesh_of(2, 2)
+    _, storage = kv.init(SPEC, HALF, mesh=mesh)
+    with pytest.raises(kv.SpecError, match=r"wanted one device's u\[N, W\], got 4 axes.*`on_mesh`"):
+        kv.export_blocks(storage, "full", ROWS[0])
+    _, storage = kv.init(SPEC, HALF, mesh=mesh, rules=kv.Rules(bookkeeping="replicated"))
+    with pytest.raises(kv.SpecError, match="divided over the mesh axis 'data'; call its verbs in"):
+        kv.export_blocks(storage, "full", ROWS[0])
+
+
+def test_heads_that_the_ranks_cannot_divide():
+    mesh = mesh_of(2, 3)
+    values = np.zeros((2, 5, 4, 4), np.float32)
+    with pytest.raises(kv.SpecError, match="values: 4 heads cannot be divided among 3 ranks on"):
+        kv.on_mesh(lambda x: kv.own_heads(x, 1), mesh)(values)
+
+
+def test_axes_that_there_are_not():
+    """None for both: one device's cache, in the shapes of a mesh."""
+    rules = kv.Rules(blocks=None, heads=None)
+    mesh = mesh_of(2, 2)
+    state, storage = kv.init(SPEC, plan_for(SPEC), mesh=mesh, rules=rules)
+    assert storage.blocks[0].shape[:3] == (1, 1, 8)
+    state, result = kv.on_mesh(kv.admit, mesh, rules)(state, ROWS[:1])
+    assert np.asarray(result.granted).tolist() == [[True, True]]
+    kv.check(state)
