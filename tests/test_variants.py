@@ -92,7 +92,7 @@ def test_joined_segments_are_divided_each_for_itself_and_count_in_no_comparison(
     assert joined == spec_of(kv.RecurrentState({"conv": ((16, 3), "bfloat16")}))
     again = kv.CacheSpec.from_dict(joined.to_dict())
     assert again.groups[0].region.buffers[0].segments == (4, 4, 8)
-    with pytest.raises(kv.SpecError, match="buffer 'conv': 4 heads or channels .* 8 ranks"):
+    with pytest.raises(kv.SpecError, match=r"buffer 'conv': 4 heads or channels .* 8 ranks"):
         kv.per_rank(joined, 8)
     with pytest.raises(
         kv.SpecError, match=r"segments \(4, 4\) are 8 in all, wanted the first axis"
