@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvpool.buffers import positive
+from kvpool.transfer.keys import Key
 from kvpool.transfer.plan import Piece, TransferPlan, owners
 from kvpool.transfer.shards import Cut, Lane
 
@@ -75,6 +76,17 @@ def outline(
     return Outline(pieces, tuple(parcels))
 
 
+def parcel_key(
+    plan: TransferPlan, listed: Outline, number: int, request: int | str, sender: int, receiver: int
+) -> Key:
+    """The key of a parcel's first layer of its first item."""
+    parcel = listed.parcels[number]
+    piece = listed.pieces[parcel.piece]
+    layer, tag = owners(plan.spec)[piece.group][parcel.first]
+    pair = sender * plan.receiver.ranks + receiver
+    return Key(request, layer, tag, int(piece.items[parcel.start]), pair)
+
+
 def _runs(blocks: np.ndarray, layer: int, cut: Sequence[int], layers: range) -> np.ndarray:
     """A view u8[K, layers, count, run] of blocks u8[K, bytes] in one of a cut's two places."""
     start, stride, run, count = cut
@@ -97,7 +109,11 @@ def pack(lane: Lane, blocks: np.ndarray, layers: range | None = None) -> np.ndar
     Args:
       blocks: u8[K, bytes_per_block of the sender's rank], C-contiguous rows.
       layers: of the group; None: all.
+
+    Raises:
+      ValueError: for blocks of another size.
     """
+    _check(blocks, lane.layers * lane.source_layer)
     layers = range(lane.layers) if layers is None else layers
     if lane.whole:
         return blocks[:, layers.start * lane.layer_bytes : layers.stop * lane.layer_bytes]
@@ -112,9 +128,17 @@ def pack(lane: Lane, blocks: np.ndarray, layers: range | None = None) -> np.ndar
 def unpack(lane: Lane, data: np.ndarray, blocks: np.ndarray, layers: range | None = None) -> None:
     """Puts what `pack` gave into a receiver's blocks u8[K, bytes_per_block], in place."""
     layers = range(lane.layers) if layers is None else layers
+    _check(blocks, lane.layers * lane.target_layer)
+    _check(data, len(layers) * lane.layer_bytes)
     if lane.whole:
         blocks[:, layers.start * lane.layer_bytes : layers.stop * lane.layer_bytes] = data
         return
     for cut in lane.cuts:
         target = (cut.target, cut.target_stride, cut.run, cut.repeats)
         _runs(blocks, lane.target_layer, target, layers)[...] = _sent(lane, cut, data, len(layers))
+
+
+def _check(blocks: np.ndarray, size: int) -> None:
+    """ValueError unless these are rows of so many bytes, each contiguous: views go by address."""
+    if blocks.ndim != 2 or blocks.shape[1] != size or blocks.strides[1] != 1:
+        raise ValueError(f"blocks: wanted u8[K, {size}] of contiguous rows, got {blocks.shape}")

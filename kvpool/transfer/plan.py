@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -204,7 +204,7 @@ def plan(
     num_tokens: int,
     sender: Shards = Shards(),  # noqa: B008
     receiver: Shards = Shards(),  # noqa: B008
-    receiver_has: Mapping[str, Sequence[bool]] | None = None,
+    receiver_has: Mapping[str, Any] | None = None,
     snapshots: Sequence[int] = (),
 ) -> TransferPlan:
     """What of a sequence of num_tokens settled tokens is sent.
