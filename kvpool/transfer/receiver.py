@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Inbox:
         self.plan, self.rank = plan, rank
         self.max_bytes, self.by_layer = max_bytes, by_layer
         self.items = local_items(plan, plan.receiver, rank)
-        self.blocks = [
+        self.blocks: list[Any] = [
             np.zeros((len(items), group.bytes_per_block), np.uint8)
             for items, group in zip(
                 self.items, rank_groups(plan.spec, plan.receiver.heads), strict=True
