@@ -26,6 +26,10 @@ class Buffer:
 
     The scales of a quantised buffer are a buffer of their own, which says whose they are, and
     whether a block has one entry of them in all, in the place of one for every entry.
+
+    `segments` are the sizes of the parts that are joined along the first axis, such as the queries,
+    keys and values of one convolution; () for one part. They say how the buffer is cut among
+    ranks, and change nothing of what is kept, so they do not count where buffers are compared.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Buffer:
     dtype: str
     scale_of: str | None = None
     per_block: bool = False
+    segments: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -52,7 +57,7 @@ class Buffer:
 def buffers_of(buffers) -> tuple[Buffer, ...]:
     """The buffers that {name: (shape, dtype)} or a sequence of them describe, or SpecError."""
     if isinstance(buffers, Mapping):
-        buffers = [Buffer(name, *_shape_and_dtype(name, entry)) for name, entry in buffers.items()]
+        buffers = [_buffer(name, entry) for name, entry in buffers.items()]
     if not buffers or not all(isinstance(buffer, Buffer) for buffer in buffers):
         raise SpecError(f"buffers: wanted {{name: (shape, dtype)}}, at least one, got {buffers!r}")
     return tuple(buffers)
@@ -99,16 +104,29 @@ def compute_dtype_of(scales: str | None, compute_dtype) -> str | None:
     return found
 
 
-def _shape_and_dtype(name, entry):
+def _buffer(name, entry) -> Buffer:
     if not isinstance(name, str) or not name:
         raise SpecError(f"buffers: wanted a non-empty name, got {name!r}")
-    if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != 2:
+    if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) not in (2, 3):
         raise SpecError(f"buffer {name!r}: wanted (shape of an entry, dtype), got {entry!r}")
-    shape, dtype = entry
+    shape, dtype = entry[:2]
     if isinstance(shape, (int, np.integer)):
         raise SpecError(f"buffer {name!r}: wanted a shape as a tuple, got {shape!r}")
     sizes = tuple(positive(f"buffer {name!r}: size in shape {tuple(shape)}", n) for n in shape)
-    return sizes, dtype_name(f"buffer {name!r}", dtype)
+    segments = () if len(entry) == 2 else _segments(name, sizes, entry[2])
+    return Buffer(name, sizes, dtype_name(f"buffer {name!r}", dtype), segments=segments)
+
+
+def _segments(name, sizes, segments):
+    if not isinstance(segments, Sequence) or isinstance(segments, str):
+        raise SpecError(f"buffer {name!r}: wanted segments as a tuple of sizes, got {segments!r}")
+    parts = tuple(positive(f"buffer {name!r}: segment", part) for part in segments)
+    if parts and sum(parts) != sum(sizes[:1]):
+        raise SpecError(
+            f"buffer {name!r}: segments {parts} are {sum(parts)} in all, wanted the first axis of "
+            f"{sizes}"
+        )
+    return parts
 
 
 def dtype_name(where: str, dtype) -> str:

@@ -226,6 +226,10 @@ def Compressed(ratio, entry_dim, dtype="bfloat16", scales=None, compute_dtype=No
     return Region(ALL, payload, positive("ratio", ratio), scales, compute_dtype)
 
 
-def RecurrentState(buffers: Mapping[str, tuple[Sequence[int], str]]) -> Region:
-    """Recurrent state, one per row: {name: (shape, dtype)}, e.g. `ssm` and `conv`."""
+def RecurrentState(buffers: Mapping[str, tuple]) -> Region:
+    """Recurrent state, one per row: {name: (shape, dtype)}, e.g. `ssm` and `conv`.
+
+    Where parts are joined along the first axis, as the queries, keys and values of a convolution
+    are, a third item gives their sizes: ranks divide each for itself.
+    """
     return Region(STATE, buffers)

@@ -12,7 +12,7 @@ import numpy as np
 from kvpool.regions import Region, SharedWith
 from kvpool.status import SpecError
 
-VERSION = 3  # since 1: scales, block sizes, drafts, plans; since 2: slabs
+VERSION = 3  # since 1: scales, block sizes, drafts, plans; since 2: slabs, segments
 
 
 def check_version(where: str, data) -> None:
@@ -63,15 +63,17 @@ def exactly(where: str, data, keys) -> Mapping:
     return data
 
 
-def layer_to_json(layer):
-    """A layer as `CacheSpec` holds it, as JSON values."""
+def layer_to_json(layer, segments: bool = True):
+    """A layer as `CacheSpec` holds it, as JSON values, with the segments of its buffers or not."""
     if isinstance(layer, Region):
         retention = layer.retention
         return {
             "retention": retention if isinstance(retention, str) else list(retention),
             # A list, since the order of the buffers is their order in memory.
             "buffers": [
-                {"name": b.name, "shape": list(b.shape), "dtype": b.dtype} for b in layer.payload
+                {"name": b.name, "shape": list(b.shape), "dtype": b.dtype}
+                | ({"segments": list(b.segments)} if b.segments and segments else {})
+                for b in layer.payload
             ],
             "tokens_per_entry": layer.tokens_per_entry,
             "scales": layer.scales,
@@ -80,7 +82,9 @@ def layer_to_json(layer):
     if isinstance(layer, SharedWith):
         return {"shared_with": int(layer.layer), "tag": layer.tag}
     if isinstance(layer, dict):
-        return {"tags": [{"tag": tag, "region": layer_to_json(r)} for tag, r in layer.items()]}
+        return {
+            "tags": [{"tag": tag, "region": layer_to_json(r, segments)} for tag, r in layer.items()]
+        }
     return None
 
 
@@ -103,12 +107,14 @@ def layer_from_json(number: int, data):
     defaults = {"tokens_per_entry": 1, "scales": None, "compute_dtype": None}
     refuse_unknown(where, data, {"retention", "buffers", *defaults})
     buffers: dict[str, tuple] = {}
-    for item in objects(f"{where}, buffers", data.get("buffers", ()), {"name", "shape", "dtype"}):
+    items = sequence(f"{where}, buffers", data.get("buffers", ()))
+    items = [{"segments": (), **item} if isinstance(item, Mapping) else item for item in items]
+    for item in objects(f"{where}, buffers", items, {"name", "shape", "dtype", "segments"}):
         if not isinstance(item["name"], str):
             raise SpecError(f"{where}: wanted a buffer's name as text, got {item['name']!r}")
         if item["name"] in buffers:
             raise SpecError(f"{where}: two buffers of the name {item['name']!r}")
-        buffers[item["name"]] = (item["shape"], item["dtype"])
+        buffers[item["name"]] = (item["shape"], item["dtype"], item["segments"])
     options = {key: data.get(key, default) for key, default in defaults.items()}
     return Region(data.get("retention", ""), buffers, **options)
 

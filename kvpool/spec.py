@@ -32,8 +32,8 @@ class CacheSpec:
     """What every layer of a model keeps of the past.  Build with `from_layers`.
 
     `layers` are the main model's and after them those of the `drafts`, which `with_draft` appends.
-    Two specs are equal when their dictionaries are; hash and comparison use a digest made once,
-    since jax compares static fields at every dispatch.
+    Two specs are equal when their dictionaries are, but for the segments of buffers; hash and
+    comparison use a digest made once, since jax compares static fields at every dispatch.
     """
 
     layers: tuple
@@ -187,12 +187,15 @@ class CacheSpec:
 
     def to_dict(self) -> dict:
         """The spec as JSON values, with its `schema_version`."""
+        return self._to_dict(segments=True)
+
+    def _to_dict(self, segments: bool) -> dict:
         return {
             "schema_version": schema.VERSION,
             "block_size": self.block_size,
             "pooling": self.pooling,
             "block_sizes": dict(self.block_sizes),
-            "layers": [schema.layer_to_json(layer) for layer in self.layers],
+            "layers": [schema.layer_to_json(layer, segments) for layer in self.layers],
             "drafts": [draft._asdict() for draft in self.drafts],
         }
 
@@ -230,8 +233,8 @@ class CacheSpec:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the dictionary: equal in every process for equal specs."""
-        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
+        """SHA-256 of the dictionary without segments: equal in every process for equal specs."""
+        return hashlib.sha256(json.dumps(self._to_dict(segments=False)).encode()).hexdigest()
 
     def __eq__(self, other):
         if self is other:

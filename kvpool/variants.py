@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvpool import pooling as poolings
 from kvpool import regions
-from kvpool.buffers import dtype_name
+from kvpool.buffers import Buffer, dtype_name
 from kvpool.regions import Region, positive
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
@@ -16,24 +16,35 @@ def per_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
 
     Keys and values, with their scales (buffers named `k`, `v`, `k_...`, `v_...`) are divided by
     heads, their first axis; where there are fewer heads than ranks every rank has one, and several
-    have the same. Recurrent states are divided by their first axis too, heads or channels. All
-    else, such as a latent or a compressed entry, has no heads, and every rank keeps all of it.
+    have the same. Recurrent states are divided by their first axis too, heads or channels, each of
+    the `segments` that are joined there for itself. All else, such as a latent or a compressed
+    entry, has no heads, and every rank keeps all of it.
 
     Raises:
       SpecError: for a number of heads or channels that the ranks cannot divide, naming both.
     """
     ranks = positive("ranks", ranks)
 
-    def of_rank(region: Region) -> Region:
-        buffers, is_state = [], region.kind == regions.STATE
-        for b in region.payload:
-            if b.shape and (is_state or b.name.split("_")[0] in ("k", "v")):
-                first = _part(b.name, b.shape[0], ranks, is_state)
-                b = dataclasses.replace(b, shape=(first, *b.shape[1:]))
-            buffers.append(b)
-        return dataclasses.replace(region, buffers=tuple(buffers))
+    return spec if ranks == 1 else map_regions(spec, lambda region: of_rank(region, ranks))
 
-    return spec if ranks == 1 else map_regions(spec, of_rank)
+
+def of_rank(region: Region, ranks: int) -> Region:
+    """What one of `ranks` ranks keeps of a region; SpecError as `per_rank`."""
+    buffers, is_state = [], region.kind == regions.STATE
+    for b in region.payload:
+        if is_divided(region, b):
+            parts = tuple(_part(b.name, n, ranks, is_state) for n in b.segments or b.shape[:1])
+            b = dataclasses.replace(
+                b, shape=(sum(parts), *b.shape[1:]), segments=parts if b.segments else ()
+            )
+        buffers.append(b)
+    return dataclasses.replace(region, buffers=tuple(buffers))
+
+
+def is_divided(region: Region, buffer: Buffer) -> bool:
+    """Whether ranks divide the first axis of a buffer; else every rank keeps all of it."""
+    of_heads = buffer.name.split("_")[0] in ("k", "v")
+    return bool(buffer.shape) and (region.kind == regions.STATE or of_heads)
 
 
 def _part(name: str, size: int, ranks: int, is_state: bool) -> int:

@@ -83,3 +83,18 @@ def test_blocks_no_longer_than_a_share_of_the_window():
     for share in (0, 1.5, float("nan")):
         with pytest.raises(kv.SpecError, match="share: wanted above 0 and at most 1"):
             kv.with_window_blocks(spec, share)
+
+
+def test_joined_segments_are_divided_each_for_itself_and_count_in_no_comparison():
+    joined = spec_of(kv.RecurrentState({"conv": ((16, 3), "bfloat16", (4, 4, 8))}))
+    (conv,) = kv.per_rank(joined, 2).groups[0].region.buffers
+    assert (conv.shape, conv.segments) == ((8, 3), (2, 2, 4))
+    assert joined == spec_of(kv.RecurrentState({"conv": ((16, 3), "bfloat16")}))
+    again = kv.CacheSpec.from_dict(joined.to_dict())
+    assert again.groups[0].region.buffers[0].segments == (4, 4, 8)
+    with pytest.raises(kv.SpecError, match=r"buffer 'conv': 4 heads or channels .* 8 ranks"):
+        kv.per_rank(joined, 8)
+    with pytest.raises(
+        kv.SpecError, match=r"segments \(4, 4\) are 8 in all, wanted the first axis"
+    ):
+        kv.RecurrentState({"conv": ((16, 3), "bfloat16", (4, 4))})

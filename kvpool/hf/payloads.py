@@ -109,15 +109,17 @@ def indexer(f: Fields, ratio: int = 1) -> Region:
     return Region("all", {"entry": ((size,), f.dtype), **scale}, ratio)
 
 
-def _state(f: Fields, conv: tuple[int, int] | None, ssm: tuple[int, ...] | None) -> Region:
-    """A recurrent state; `conv` is (channels, width of the convolution).
+def _state(
+    f: Fields, conv: tuple[int, int] | None, ssm: tuple[int, ...] | None, joined: tuple = ()
+) -> Region:
+    """A recurrent state; `conv` is (channels, width of the convolution), `joined` their parts.
 
     The recurrence accumulates in float32 in every model here; two keys say otherwise.
     """
     dtype = f.get("mamba_ssm_cache_dtype") or f.get("mamba_ssm_dtype") or "float32"
     buffers: dict[str, tuple] = {}
     if conv:
-        buffers["conv"] = ((conv[0], conv[1] - 1), f.model_dtype)
+        buffers["conv"] = ((conv[0], conv[1] - 1), f.model_dtype, joined)
     if ssm:
         buffers["ssm"] = (ssm, dtype)
     return RecurrentState(buffers)
@@ -132,14 +134,15 @@ def gated_delta(f: Fields) -> Region:
         "linear_value_head_dim",
         "linear_conv_kernel_dim",
     )
-    channels = 2 * key_heads * key + value_heads * value
-    return _state(f, (channels, width), (value_heads, key, value))
+    parts = (key_heads * key, key_heads * key, value_heads * value)
+    return _state(f, (sum(parts), width), (value_heads, key, value), parts)
 
 
 def kimi_delta(f: Fields) -> Region:
     """Kimi Delta Attention: as Gated DeltaNet, heads and sizes alike for keys and values."""
     heads, size, width = f.need("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    return _state(f, (3 * heads * size, width), (heads, size, size))
+    parts = (heads * size,) * 3
+    return _state(f, (sum(parts), width), (heads, size, size), parts)
 
 
 def lightning(f: Fields) -> Region:
@@ -175,7 +178,8 @@ def mamba2(heads: str, size: str, groups: str, state: str, conv: str):
                 f"{heads} {num} times {size} {channels} is not the inner width {inner} "
                 "(mamba_d_ssm, or mamba_expand times hidden_size); they contradict"
             )
-        return _state(f, (num * channels + 2 * parts * depth, width), (num, channels, depth))
+        joined = (num * channels, parts * depth, parts * depth)
+        return _state(f, (sum(joined), width), (num, channels, depth), joined)
 
     return layer
 

@@ -1,0 +1,263 @@
+"""Receiver: fetches what one rank needs of a request from everyone who sends it something.
+
+Bytes go into arrays of the receiver's own, the inbox, and count only once their checksum is right;
+what was lost on the way is asked for again. Nothing of the cache is touched before all has come.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kvpool.status import SpecError
+from kvpool.transfer import wire
+from kvpool.transfer.arrivals import Arrivals
+from kvpool.transfer.offer import as_slice, local_items, places_of
+from kvpool.transfer.parcels import MAX_BYTES, outline, parcel_key, unpack
+from kvpool.transfer.plan import TransferPlan
+from kvpool.transfer.shards import rank_groups
+
+
+class TransferError(Exception):
+    """A transfer that did not come to its end; the request is to be computed instead."""
+
+
+class Refused(TransferError):
+    """The sender said no, and why."""
+
+
+class Inbox:
+    """The bytes of one receiving rank: `blocks` u8[K, bytes_per_block] of each group's `items`."""
+
+    def __init__(
+        self, plan: TransferPlan, rank: int, max_bytes: int = MAX_BYTES, by_layer: bool = False
+    ):
+        self.plan, self.rank = plan, rank
+        self.max_bytes, self.by_layer = max_bytes, by_layer
+        self.items = local_items(plan, plan.receiver, rank)
+        self.blocks: list[Any] = [
+            np.zeros((len(items), group.bytes_per_block), np.uint8)
+            for items, group in zip(
+                self.items, rank_groups(plan.spec, plan.receiver.heads), strict=True
+            )
+        ]
+        senders = [sender for sender, receiver in plan.pairs if receiver == rank]
+        self.arrivals = Arrivals(
+            {sender: outline(plan, sender, rank, max_bytes, by_layer) for sender in senders}
+        )
+        self.lacks: dict[str, dict[int, int]] = {}
+        self.received = 0  # bytes of payload that came, also twice
+
+    def view_of(self, sender: int, number: int) -> np.ndarray | None:
+        """Where a parcel's bytes belong, u8[num_bytes], if that is one run of bytes."""
+        listed = self.arrivals.outlines[sender]
+        parcel = listed.parcels[number]
+        piece = listed.pieces[parcel.piece]
+        if not piece.lane.whole or parcel.last - parcel.first < piece.lane.layers:
+            return None
+        places = places_of(self.items[piece.group], piece.items[parcel.start : parcel.stop])
+        if places[-1] - places[0] + 1 != len(places):
+            return None
+        return self.blocks[piece.group][places[0] : places[-1] + 1].reshape(-1)
+
+    def put(self, sender: int, number: int, data: np.ndarray) -> None:
+        """Puts the bytes u8[num_bytes] of a parcel in their places."""
+        listed = self.arrivals.outlines[sender]
+        parcel = listed.parcels[number]
+        piece = listed.pieces[parcel.piece]
+        layers = range(parcel.first, parcel.last)
+        places = as_slice(
+            places_of(self.items[piece.group], piece.items[parcel.start : parcel.stop])
+        )
+        blocks = self.blocks[piece.group][places]
+        unpack(piece.lane, data.reshape(parcel.stop - parcel.start, -1), blocks, layers)
+        if not isinstance(places, slice):
+            self.blocks[piece.group][places] = blocks
+
+
+async def fetch(
+    inbox: Inbox,
+    request: int | str,
+    peers: Mapping[int, tuple[str, int]],
+    *,
+    has: Mapping[str, np.ndarray] | None = None,
+    token: str | None = None,
+    streams: int = 2,
+    timeout: float = 30.0,
+    retries: int = 3,
+) -> Inbox:
+    """Fills an inbox.
+
+    Args:
+      inbox: of a plan and a rank; one that a failed call has filled in part goes on from there.
+      request: its name at the sender.
+      peers: {sender's rank: (host, port)}.
+      has: the masks that the plan was made with.
+      streams: connections to each sender.
+      timeout: seconds without a byte after which a connection is given up.
+      retries: how often a stream connects again.
+
+    Raises:
+      Refused: by a sender, with its reason.
+      TransferError: when streams broke too often; the inbox keeps what came.
+    """
+    missing = sorted(set(inbox.arrivals.outlines) - set(peers))
+    if missing:
+        raise SpecError(f"peers: wanted senders {missing} too")
+    if streams < 1 or retries < 0:
+        raise SpecError(f"streams, retries: wanted at least 1 and 0, got {streams}, {retries}")
+    call = _Call(inbox, request, has or {}, token, streams, timeout, retries)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for sender in inbox.arrivals.outlines:
+                for stream in range(streams):
+                    group.create_task(call.stream(sender, peers[sender], stream))
+    except ExceptionGroup as failed:
+        found = [error for error in failed.exceptions if isinstance(error, TransferError)]
+        if not found:
+            raise
+        await call.tell(peers, "cancelled")
+        raise found[0] from None
+    except asyncio.CancelledError:
+        await call.tell(peers, "cancelled")
+        raise
+    await call.tell(peers, "delivered")
+    return inbox
+
+
+@dataclasses.dataclass
+class _Call:
+    """One `fetch`."""
+
+    inbox: Inbox
+    request: int | str
+    has: Mapping[str, np.ndarray]
+    token: str | None
+    streams: int
+    timeout: float
+    retries: int
+
+    async def stream(self, sender: int, peer: tuple[str, int], stream: int) -> None:
+        """Fetches every `streams`-th parcel of a sender, in as many connections as it takes."""
+        here = self.inbox.arrivals.here(sender)
+        for attempt in range(self.retries + 1):
+            try:
+                async with asyncio.timeout(self.timeout):
+                    sock = await wire.connect(*peer)
+                with sock:
+                    await self._receive(sock, sender, stream)
+                problem: Exception = ConnectionError("parcels are missing at the end")
+            except (OSError, TimeoutError, wire.ProtocolError) as error:
+                problem = error
+            if here[stream :: self.streams].all():
+                return
+            await asyncio.sleep(min(0.01 * 2**attempt, self.timeout))
+        missing = int((~here[stream :: self.streams]).sum())
+        raise TransferError(
+            f"request {self.request!r}: {missing} parcels of sender {sender} did not come in "
+            f"{self.retries + 1} connections: {problem!r}"
+        )
+
+    async def tell(self, peers, outcome: str) -> None:
+        """Tells every sender how it ended; one that cannot be told finds out by waiting."""
+        await asyncio.gather(
+            *(self._tell(peers[sender], sender, outcome) for sender in self.inbox.arrivals.outlines)
+        )
+
+    async def _tell(self, peer: tuple[str, int], sender: int, outcome: str) -> None:
+        hello = {**self._hello(sender, 0), "outcome": outcome}
+        for _ in range(self.retries + 1):
+            with contextlib.suppress(OSError, TimeoutError, wire.ProtocolError):
+                async with asyncio.timeout(min(self.timeout, 1.0)):
+                    with await wire.connect(*peer) as sock:
+                        await wire.send_message(sock, wire.HELLO, 0, hello)
+                        await wire.receive_header(sock)
+                        return
+
+    def _hello(self, sender: int, stream: int) -> dict:
+        inbox = self.inbox
+        return {
+            "token": self.token,
+            "request": self.request,
+            "agreement": inbox.plan.agreement.to_dict(),
+            "digest": inbox.plan.digest,
+            "num_tokens": inbox.plan.num_tokens,
+            "shards": [inbox.plan.receiver.heads, inbox.plan.receiver.context],
+            "receiver": inbox.rank,
+            "has": {name: wire.bits_to_text(mask) for name, mask in self.has.items()},
+            "max_bytes": inbox.max_bytes,
+            "by_layer": inbox.by_layer,
+            "streams": self.streams,
+            "stream": stream,
+            "here": wire.bits_to_text(inbox.arrivals.here(sender)),
+        }
+
+    async def _receive(self, sock: socket.socket, sender: int, stream: int) -> None:
+        """All parcels of one connection; returns at the sender's word that this is the end."""
+        async with asyncio.timeout(self.timeout):
+            await wire.send_message(sock, wire.HELLO, 0, self._hello(sender, stream))
+        channel = wire.channel_of(self.inbox.plan, self.request, sender, self.inbox.rank)
+        scratch = bytearray()
+        accepted = False
+        while True:
+            async with asyncio.timeout(self.timeout):
+                frame = await wire.receive_header(sock)
+                if frame.kind == wire.REFUSE:
+                    reason = (await wire.receive_message(sock, frame)).get("reason")
+                    raise Refused(f"request {self.request!r}: sender {sender} refuses: {reason}")
+                if frame.channel != channel:
+                    raise wire.ProtocolError(f"a message of an unknown request {frame.channel:#x}")
+                if frame.kind == wire.DATA and accepted:
+                    if frame.number % self.streams != stream:
+                        raise wire.ProtocolError(f"parcel {frame.number} in stream {stream}")
+                    scratch = await self._parcel(sock, sender, frame, scratch)
+                    continue
+                message = await wire.receive_message(sock, frame)
+            if frame.kind == wire.END and accepted:
+                return
+            if frame.kind == wire.ACCEPT:
+                self.inbox.lacks.update(_lacks(message))
+                accepted = True
+            elif frame.kind != wire.PING:
+                raise wire.ProtocolError(f"a message of kind {frame.kind} out of turn")
+
+    async def _parcel(self, sock, sender: int, frame: wire.Frame, scratch: bytearray) -> bytearray:
+        """Receives one parcel, which counts only if its key and checksum are right."""
+        inbox, number = self.inbox, frame.number
+        listed = inbox.arrivals.outlines[sender]
+        if number >= len(listed.parcels) or frame.num_bytes != listed.parcels[number].num_bytes:
+            raise wire.ProtocolError(f"no parcel {number} of {frame.num_bytes} bytes is expected")
+        key = await wire.receive_key(sock, frame)
+        wanted = str(parcel_key(inbox.plan, listed, number, self.request, sender, inbox.rank))
+        if key != wanted.encode():
+            raise wire.ProtocolError(f"parcel {number}: wanted the key {wanted}, got {key!r:.80}")
+        # What is right already must not be overwritten by what may be wrong.
+        again = bool(inbox.arrivals.here(sender)[number])
+        target = None if again else inbox.view_of(sender, number)
+        if target is None and len(scratch) < frame.num_bytes:
+            scratch = bytearray(frame.num_bytes)
+        data = np.frombuffer(scratch, np.uint8)[: frame.num_bytes] if target is None else target
+        await wire.receive_into(sock, data)
+        wire.check(frame, key, data)
+        inbox.received += frame.num_bytes
+        if not again and not inbox.arrivals.here(sender)[number]:
+            if target is None:
+                inbox.put(sender, number, data)
+            inbox.arrivals.add(sender, number)
+        return scratch
+
+
+def _lacks(message: dict) -> dict[str, dict[int, int]]:
+    """What an ACCEPT says of blocks that lack tokens at their start."""
+    try:
+        lacks = {
+            str(name): {int(item): int(tokens) for item, tokens in of_group}
+            for name, of_group in message.get("lacks", {}).items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise wire.ProtocolError(f"wanted what blocks lack, got {message!r:.80}") from error
+    return lacks

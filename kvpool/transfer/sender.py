@@ -1,0 +1,228 @@
+"""Sender: serves the offers of one rank over TCP.
+
+A receiver connects with several streams. Each says what it wants and what it has already, and gets
+the parcels that fall to it. An offer ends when everyone has said that all has come, when a receiver
+cancels, or when nobody has asked for a while; a stream that ends early ends nothing else.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import socket
+import time
+
+from kvpool.status import SpecError
+from kvpool.transfer import wire
+from kvpool.transfer.agreement import Agreement
+from kvpool.transfer.offer import Offer
+from kvpool.transfer.parcels import Outline, outline, parcel_key
+from kvpool.transfer.plan import TransferPlan, plan
+from kvpool.transfer.shards import Shards
+
+
+class Sender:
+    """A listener and the offers that it serves."""
+
+    def __init__(self, *, token: str | None = None, timeout: float = 30.0):
+        """Nothing listens yet.
+
+        Args:
+          token: what a peer has to say.
+          timeout: seconds after which a peer that takes nothing, or says nothing, is given up.
+        """
+        self.token, self.timeout = token, timeout
+        self.offers: dict[int | str, Offer] = {}
+        self.port = 0
+        self.sent = 0  # bytes of payload
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task] = set()
+
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listens, and returns the port; 0 takes a free one.
+
+        Raises:
+          SpecError: for a port in use, or an address beyond this machine without a token.
+        """
+        if not _is_loopback(host) and not self.token:
+            raise SpecError(f"host: {host} can be reached from other machines; give a token")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        try:
+            listener.bind((host, port))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            raise SpecError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
+        self._listener, self.port = listener, listener.getsockname()[1]
+        self._start(self._accept(listener))
+        return self.port
+
+    def offer(self, offer: Offer) -> Offer:
+        """Serves an offer from now on; SpecError when its request is being served already."""
+        if offer.request in self.offers:
+            raise SpecError(f"request {offer.request!r} is offered already")
+        self.offers[offer.request] = offer
+        return offer
+
+    async def delivered(self, offer: Offer, patience: float | None = None) -> bool:
+        """Waits for the end of an offer, and forgets it.
+
+        Args:
+          patience: seconds without a sign of a receiver after which it ends; None: the timeout.
+
+        Returns:
+          Whether everyone has all of it; False when a receiver cancelled or none came.
+        """
+        patience = self.timeout if patience is None else patience
+        while not offer.outcome:
+            left = offer.active + patience - time.monotonic()
+            if left <= 0:
+                offer.outcome = "withdrawn"
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(offer.wait_for_news(), left)
+        await self.withdraw(offer)
+        return offer.outcome == "delivered"
+
+    async def withdraw(self, offer: Offer) -> None:
+        """Ends an offer; streams that are on their way are cut."""
+        offer.outcome = offer.outcome or "withdrawn"
+        self.offers.pop(offer.request, None)
+        await offer.notify()
+
+    async def close(self) -> None:
+        """Ends every offer and stream, and listens no more."""
+        for offer in list(self.offers.values()):
+            await self.withdraw(offer)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener:
+            self._listener.close()
+
+    def _start(self, work) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            self._start(self._serve(wire.prepared(sock)))
+
+    async def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(ConnectionError, TimeoutError, OSError):
+            async with asyncio.timeout(self.timeout):
+                frame = await wire.receive_header(sock)
+                if frame.kind != wire.HELLO:
+                    raise wire.ProtocolError("wanted a hello")
+                hello = await wire.receive_message(sock, frame)
+            try:
+                offer, agreed, stream = self._agree(hello)
+            except (SpecError, wire.ProtocolError) as error:
+                await wire.send_message(sock, wire.REFUSE, 0, {"reason": str(error)})
+                return
+            with contextlib.suppress(SpecError):  # items that are gone: the stream just ends
+                await self._stream(sock, offer, agreed, stream)
+
+    def _agree(self, hello: dict):
+        """(offer, plan, stream) of a hello; SpecError or ProtocolError naming what is wrong."""
+        if self.token and not hmac.compare_digest(
+            str(hello.get("token")).encode(), self.token.encode()
+        ):
+            raise SpecError("token: wrong or missing")
+        request = hello.get("request")
+        offer = self.offers.get(request) if isinstance(request, (int, str)) else None
+        if offer is None:
+            raise SpecError(f"no request {request!r:.80} is offered")
+        receiver = _shards(hello)
+        mine = plan(offer.spec, offer.num_tokens, offer.shards, receiver).agreement
+        mine.settle(Agreement.from_dict(hello.get("agreement")))
+        has = hello.get("has", {})
+        if not isinstance(has, dict):
+            raise wire.ProtocolError("wanted masks as an object")
+        masks = {name: wire.bits_from_text(bits) for name, bits in has.items()}
+        agreed = plan(offer.spec, offer.num_tokens, offer.shards, receiver, masks, offer.snapshots)
+        if agreed.digest != hello.get("digest"):
+            there = hello.get("num_tokens")
+            raise SpecError(f"plans differ: {offer.num_tokens} tokens here, {there!r:.20} there")
+        return offer, agreed, _Stream.of(hello, agreed, offer)
+
+    async def _stream(self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream") -> None:
+        channel = wire.channel_of(agreed, offer.request, offer.rank, stream.receiver)
+        if stream.outcome == "delivered":
+            offer.served.add(stream.receiver)
+        if stream.outcome == "cancelled" or (
+            stream.outcome and {r for s, r in agreed.pairs if s == offer.rank} <= offer.served
+        ):
+            offer.outcome = offer.outcome or stream.outcome
+        await offer.notify()
+        lacks = {name: sorted(of_group.items()) for name, of_group in offer.lacks.items()}
+        await wire.send_message(sock, wire.ACCEPT, channel, {"lacks": lacks})
+        if not stream.outcome:
+            await self._send(sock, offer, agreed, stream, channel)
+
+    async def _send(self, sock, offer, agreed, stream: "_Stream", channel: int) -> None:
+        for number in stream.numbers:
+            parcel = stream.outline.parcels[number]
+            while not offer.has(stream.outline, parcel):
+                if offer.outcome:
+                    raise ConnectionError("the offer has ended")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(offer.wait_for_news(), self.timeout / 4)
+                    continue
+                await wire.send(sock, wire.PING, channel)
+            if offer.outcome:
+                raise ConnectionError("the offer has ended")
+            key = parcel_key(agreed, stream.outline, number, offer.request, offer.rank,
+                             stream.receiver)  # fmt: skip
+            data = offer.packed(stream.outline, parcel)
+            async with asyncio.timeout(self.timeout):
+                await wire.send(sock, wire.DATA, channel, data, str(key).encode(), number)
+            self.sent += parcel.num_bytes
+            offer.active = time.monotonic()
+        await wire.send(sock, wire.END, channel)
+
+
+class _Stream:
+    """What one connection asks for, or the outcome that it tells of."""
+
+    def __init__(self, receiver: int, listed: Outline, numbers: list[int], outcome: str | None):
+        self.receiver, self.outline, self.numbers = receiver, listed, numbers
+        self.outcome = outcome
+
+    @classmethod
+    def of(cls, hello: dict, agreed: TransferPlan, offer: Offer) -> "_Stream":
+        asked = [hello.get(name) for name in ("receiver", "streams", "stream", "max_bytes")]
+        receiver, streams, stream, size = (n if type(n) is int else -1 for n in asked)
+        if min(receiver, streams, stream, size) < 0 or stream >= streams:
+            raise wire.ProtocolError(f"wanted a rank, streams and a size, got {asked!r:.80}")
+        by_layer = hello.get("by_layer") is True
+        listed = outline(agreed, offer.rank, receiver, size, by_layer)
+        here = wire.bits_from_text(hello.get("here", ""))
+        if len(here) != len(listed.parcels):
+            raise wire.ProtocolError(f"wanted {len(listed.parcels)} parcels, got {len(here)}")
+        wanted = range(stream, len(here), streams)
+        outcome = hello.get("outcome")
+        if outcome not in (None, "delivered", "cancelled"):
+            raise wire.ProtocolError(f"wanted an outcome, got {outcome!r:.80}")
+        numbers = [number for number in wanted if not here[number]]
+        return cls(receiver, listed, numbers, outcome)
+
+
+def _shards(hello: dict) -> Shards:
+    shards = hello.get("shards")
+    if not isinstance(shards, list) or len(shards) != 2:
+        raise wire.ProtocolError(f"wanted shards, got {shards!r:.80}")
+    return Shards(*shards)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

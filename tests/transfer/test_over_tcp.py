@@ -1,0 +1,350 @@
+"""Sequences over TCP between ranks of unequal degrees, and everything that is refused."""
+
+import asyncio
+import re
+import socket
+
+import numpy as np
+import pytest
+from machines import SPEC, Machine, receive
+
+import kvpool as kv
+from kvpool.transfer import Shards, rows, wire
+from kvpool.transfer.offer import Offer
+from kvpool.transfer.receiver import Inbox, Refused, TransferError, fetch
+from kvpool.transfer.sender import Sender
+
+HOST = "127.0.0.1"
+
+
+async def serve(machine, row, request, **options):
+    """(senders, peers) that serve a row of every rank of a machine."""
+    senders, peers = [], {}
+    for rank, offer in enumerate(machine.offers(row, request)):
+        senders.append(Sender(**options))
+        peers[rank] = (HOST, await senders[-1].listen())
+        senders[-1].offer(offer)
+    return senders, peers
+
+
+async def close(senders):
+    for sender in senders:
+        await sender.close()
+
+
+@pytest.mark.parametrize("degrees", [(1, 1), (4, 2), (2, 4), (4, 1), (1, 4)])
+@pytest.mark.parametrize("inbox", [{"max_bytes": 300}, {"by_layer": True}, {}])
+def test_a_row_arrives_as_it_was(degrees, inbox):
+    async def run():
+        source, target = map(Machine, degrees)
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r")
+        assert await receive(target, 0, 21, degrees[0], "r", peers, inbox=inbox)
+        for sender in senders:
+            offers = [*sender.offers.values()]
+            assert await sender.delivered(offers[0], 1.0) if offers else True
+            assert not sender.offers
+        sent = sum(sender.sent for sender in senders)
+        assert sent == kv.transfer.plan(SPEC, 21, *map(Shards, degrees)).bytes_needed
+        await close(senders)
+        wanted = Machine(degrees[1])
+        wanted.fill(0, 21)
+        for rank in range(degrees[1]):
+            got = target.content(rank, 0)
+            for name, blocks in wanted.content(rank, 0).items():
+                np.testing.assert_array_equal(got[name], blocks)
+        target.check()
+        source.check()
+
+    asyncio.run(run())
+
+
+def test_a_receiver_that_holds_a_part_ends_bit_equal_to_a_cold_transfer():
+    """It copies the two blocks that it has from where it has them, and fetches the rest."""
+    spec = kv.CacheSpec.from_layers(
+        [kv.FullAttention(1, 4), kv.SlidingWindow(8, 1, 4), kv.RecurrentState(
+            {"s": ((4,), "float32")})], block_size=4
+    )  # fmt: skip
+
+    async def run():
+        source, target = Machine(1, spec), Machine(1, spec)
+        source.fill(1, 21)
+        target.fill(1, 8)
+        has = {"full": np.array([True, True])}
+        plan = kv.transfer.plan(spec, 21, receiver_has=has)
+        senders, peers = await serve(source, 1, 7)
+        state, storage = target.ranks[0]
+        state, result = rows.begin(state, 0, 21)
+        assert bool(result.ok)
+        table = np.asarray(kv.block_table(state, "full"))
+        storage = kv.copy_blocks(storage, {"full": (table[1, :2], table[0, :2])})
+        inbox = await fetch(Inbox(plan, 0), 7, peers, has=has)
+        target.ranks[0] = rows.finish(state, storage, 0, inbox)
+        await close(senders)
+        tables = {g.name: np.asarray(kv.block_table(target.ranks[0][0], g.name))[0]
+                  for g in spec.groups}  # fmt: skip
+        assert (tables["window8"][:6] >= 0).tolist() == [False] * 3 + [True] * 3
+        assert (tables["full"][:6] >= 0).all()
+        assert senders[0].sent == plan.bytes_sent == 4 * 64 + 3 * 64 + 16
+        cold = source.content(0, 1)
+        for name, blocks in target.content(0, 0).items():
+            np.testing.assert_array_equal(blocks, cold[name])
+        target.check()
+
+    asyncio.run(run())
+
+
+def test_a_receiver_goes_on_from_a_prefix_of_its_own():
+    async def run():
+        source, target = Machine(), Machine(blocks={g.name: 32 for g in SPEC.groups})
+        source.fill(1, 18)  # begins with the 13 tokens that the receiver has
+        target.fill(1, 13)
+        state, storage = target.ranks[0]
+        state, taken = kv.snapshot(state, [1])
+        storage = kv.copy_blocks(storage, taken.copies)
+        blocks = {g.name: np.asarray(kv.block_table(state, g.name))[1] for g in SPEC.groups}
+        blocks["state"] = np.asarray(taken.blocks["state"])
+        has = rows.holds(SPEC, 13)
+        assert has["full"].tolist() == [True] * 3
+        assert has["window8"].tolist() == [False, True, True]
+        state, result = rows.begin(state, 0, 18, kv.Prefix(13, blocks))
+        assert bool(result.ok)
+        storage = kv.copy_blocks(storage, result.copies)
+        plan = kv.transfer.plan(SPEC, 18, receiver_has=has)
+        assert plan.items("window8").tolist() == [3, 4]
+        senders, peers = await serve(source, 1, "r")
+        inbox = await fetch(Inbox(plan, 0), "r", peers, has=has)
+        target.ranks[0] = rows.finish(state, storage, 0, inbox)
+        for name, wanted in source.content(0, 1).items():
+            np.testing.assert_array_equal(target.content(0, 0)[name], wanted)
+        target.check()
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_layers_are_sent_as_they_come():
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        (ready,) = source.offers(1, "slow")
+        growing = Offer("slow", SPEC, 21)
+        sender = Sender(timeout=5.0)
+        peers = {0: (HOST, await sender.listen())}
+        sender.offer(growing)
+        plan = kv.transfer.plan(SPEC, 21)
+        inbox = Inbox(plan, 0, by_layer=True)
+        task = asyncio.ensure_future(fetch(inbox, "slow", peers, streams=1))
+        seen = []
+        for name, blocks in zip([g.name for g in SPEC.groups], ready.blocks, strict=True):
+            await asyncio.sleep(0.02)
+            seen.append(inbox.arrivals.missing)
+            items = growing.items[SPEC.group_index(name)]
+            for half in np.array_split(np.arange(len(blocks)), 2):
+                growing.put(name, blocks[half], range(1), items[half])
+            await growing.notify()
+        await task
+        assert seen == [5, 4, 3, 2, 1]
+        assert await sender.delivered(growing)
+        for got, wanted in zip(inbox.blocks, ready.blocks, strict=True):
+            assert got.tobytes() == wanted.tobytes()
+        await sender.close()
+
+    asyncio.run(run())
+
+
+def test_a_full_pool_at_the_receiver_is_a_value_and_nothing_moves():
+    async def run():
+        source, target = Machine(), Machine(blocks={**{g.name: 32 for g in SPEC.groups}, "full": 5})
+        source.fill(1, 21)
+        free = target.free()
+        state = target.ranks[0][0]
+        after, result = rows.begin(state, 0, 21)
+        assert after is state
+        assert result.status.tolist() == [kv.Status.NEVER]
+        senders, peers = await serve(source, 1, "r")
+        assert not await receive(target, 0, 21, 1, "r", peers)
+        assert target.free() == free
+        target.check()
+        assert not await senders[0].delivered(senders[0].offers["r"], 0.05)
+        assert not senders[0].offers
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_a_longer_row_than_a_step_comes_in_steps():
+    async def run():
+        source, target = Machine(), Machine(max_step_tokens=8)
+        source.fill(1, 45)
+        senders, peers = await serve(source, 1, "r")
+        assert await receive(target, 0, 45, 1, "r", peers)
+        for name, blocks in source.content(0, 1).items():
+            np.testing.assert_array_equal(target.content(0, 0)[name], blocks)
+        target.check()
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_what_a_block_lacks_at_its_start_comes_along():
+    """Where chunks are shorter than blocks, a block may lack the tokens of an earlier chunk."""
+    spec = kv.CacheSpec.from_layers([kv.ChunkedLocal(2, 1, 4)], block_size=8)
+
+    async def run():
+        source, target = Machine(1, spec), Machine(1, spec)
+        source.fill(1, 14)
+        state, storage = source.ranks[0]
+        state, result = kv.truncate(state, [-1, 4])  # into a fresh block, which lacks 0..3
+        assert bool(result.ok)
+        state, result = kv.reserve(state, [0, 2])
+        state = kv.advance(state, [0, 2])
+        source.ranks[0] = (state, storage)
+        (offer,) = source.offers(1, "r")
+        assert offer.lacks == {"chunk2": {0: 4}}
+        senders, peers = await serve(source, 1, "r")
+        assert await receive(target, 0, 6, 1, "r", peers)
+        await close(senders)
+        target.check()
+        for state, row in ((source.ranks[0][0], 1), (target.ranks[0][0], 0)):
+            for length, status in ((3, kv.Status.UNREACHABLE), (5, kv.Status.OK)):
+                lengths = np.full(2, -1, np.int32)
+                lengths[row] = length
+                _, result = kv.truncate(state, lengths)
+                assert int(result.status[row]) == status
+
+    asyncio.run(run())
+
+
+def test_refusals_name_what_is_wrong():
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r", token="secret")
+        other = kv.CacheSpec.from_layers(
+            [*SPEC.layers[:1], kv.SlidingWindow(9, 4, 4), *SPEC.layers[2:]], block_size=4
+        )
+        cases = [
+            ("r", SPEC, 21, None, "token: wrong or missing"),
+            ("r", SPEC, 21, "secre", "token: wrong or missing"),
+            ("q", SPEC, 21, "secret", "no request 'q' is offered"),
+            (1, SPEC, 21, "secret", "no request 1 is offered"),
+            ("r", SPEC, 22, "secret", "plans differ: 21 tokens here, 22 there"),
+            ("r", other, 21, "secret", "group window8: window 8;"),
+        ]
+        for request, spec, tokens, token, message in cases:
+            inbox = Inbox(kv.transfer.plan(spec, tokens), 0)
+            with pytest.raises(Refused, match=re.escape(message)):
+                await fetch(inbox, request, peers, token=token)
+            assert inbox.received == 0
+        assert senders[0].sent == 0
+        with pytest.raises(kv.SpecError, match="request 'r' is offered already"):
+            senders[0].offer(Offer("r", SPEC, 3))
+        with pytest.raises(kv.SpecError, match=r"peers: wanted senders \[0\] too"):
+            await fetch(Inbox(kv.transfer.plan(SPEC, 21), 0), "r", {})
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_a_port_in_use_and_an_open_address_without_token_are_refused():
+    async def run():
+        first, second = Sender(), Sender()
+        port = await first.listen()
+        with pytest.raises(kv.SpecError, match=f"port: cannot listen on 127.0.0.1:{port}: Address"):
+            await second.listen(port=port)
+        for host in ("0.0.0.0", "::", "192.0.2.1"):
+            with pytest.raises(kv.SpecError, match="can be reached from other machines"):
+                await second.listen(host)
+        third = Sender(token="t")
+        await third.listen("0.0.0.0")
+        await close([first, second, third])
+
+    asyncio.run(run())
+
+
+def test_bytes_of_no_protocol_end_their_connection_and_nothing_else():
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r", timeout=0.3)
+        for junk in (b"GET / HTTP/1.1\r\n\r\n" * 4, b"\x80\x04cos\nsystem\n" + bytes(64), b"kvpl"):
+            with socket.create_connection(peers[0]) as sock:
+                sock.sendall(junk)
+                await asyncio.sleep(0.02)
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        await fetch(inbox, "r", peers)
+        assert inbox.arrivals.ready
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_fetch_ends_the_offer():
+    async def run():
+        sender = Sender(timeout=5.0)
+        peers = {0: (HOST, await sender.listen())}
+        offer = sender.offer(Offer("r", SPEC, 21))  # nothing is ever put
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not await sender.delivered(offer)
+        assert offer.outcome == "cancelled"
+        assert not sender.offers
+        await sender.close()
+        assert not sender._tasks
+
+    asyncio.run(run())
+
+
+def test_a_sender_that_withdraws_or_dies_ends_the_fetch():
+    async def run(close_all):
+        sender = Sender(timeout=5.0)
+        peers = {0: (HOST, await sender.listen())}
+        offer = sender.offer(Offer("r", SPEC, 21))
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, retries=1))
+        await asyncio.sleep(0.05)
+        await (sender.close() if close_all else sender.withdraw(offer))
+        with pytest.raises(TransferError):
+            await task
+        await sender.close()
+
+    for close_all in (False, True):
+        asyncio.run(run(close_all))
+
+
+def test_a_resumed_fetch_asks_only_for_what_is_missing():
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r")
+        plan = kv.transfer.plan(SPEC, 21)
+        first, second = Inbox(plan, 0, 300), Inbox(plan, 0, 300)
+        await fetch(first, "r", peers)
+        (offer,) = source.offers(1, "r")
+        offers = [*senders[0].offers.values()]
+        for ended in offers:
+            await senders[0].withdraw(ended)
+        senders[0].offer(offer)
+        listed = second.arrivals.outlines[0]
+        half = len(listed.parcels) // 2
+        for number in range(half):
+            second.put(0, number, offer.packed(listed, listed.parcels[number]))
+            second.arrivals.add(0, number)
+        await fetch(second, "r", peers)
+        assert second.received == sum(p.num_bytes for p in listed.parcels[half:])
+        for a, b in zip(first.blocks, second.blocks, strict=True):
+            assert a.tobytes() == b.tobytes()
+        await close(senders)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("text", [None, 3, "x:00", "3:zz", "9:00", "-1:00"])
+def test_masks_that_are_none(text):
+    with pytest.raises(wire.ProtocolError, match="wanted bits as text"):
+        wire.bits_from_text(text)
