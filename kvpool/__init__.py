@@ -4,6 +4,7 @@ Bookkeeping is one small immutable pytree, `State`, changed only by pure functio
 large arrays, `Storage`, updated in place under donation.
 """
 
+from kvpool import tiers
 from kvpool.cache import advance, clear_faults, release, reserve
 from kvpool.drafts import draft_layer, origin_of, part_of, project, with_draft
 from kvpool.files import load_plan, load_spec
@@ -117,6 +118,7 @@ __all__ = [
     "retain",
     "snapshot",
     "step_view",
+    "tiers",
     "truncate",
     "with_draft",
     "with_dtype",
