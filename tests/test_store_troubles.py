@@ -1,0 +1,210 @@
+"""A store that is full, read-only, unreachable or slow costs hits, and says so once."""
+
+import logging
+import socket
+import time
+import warnings
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+from store_worker import SPEC, block, digest
+
+from kvpool.tiers import Store, StoreWarning
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A real S3 server on loopback with an empty bucket: (server, options for a store)."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    client.create_bucket(Bucket="blocks")
+    client.close()
+    yield server, {"endpoint": endpoint, "aws_region": "us-east-1"}
+    server.stop()
+
+
+def test_s3_is_a_store_like_any_other(s3):
+    _, options = s3
+    store = Store("s3://blocks/some/where", SPEC, options=options)
+    puts = [store.put("full", digest(number), block("full", number)) for number in range(20)]
+    assert all(put.wait() for put in puts)
+    again = Store("s3://blocks/some/where", SPEC, options=options)
+    found = again.prefetch([("full", digest(number)) for number in range(21)]).result()
+    for number in range(20):
+        assert found["full", digest(number)].tobytes() == block("full", number).tobytes()
+    assert found["full", digest(20)] is None
+    assert Store("s3://blocks/some/where", SPEC, model="b", options=options).counts.hits == 0
+    elsewhere = Store("s3://blocks/elsewhere", SPEC, options=options)
+    assert elsewhere.get("full", digest(1)) is None
+
+
+def test_s3_keeps_to_its_limit(s3):
+    _, options = s3
+    store = Store("s3://blocks/", SPEC, options=options, limit_bytes=3 * 4160)
+    for number in range(6):
+        assert store.put("full", digest(number), block("full", number)).wait()
+    for delete in store._deletes:
+        delete.result()
+    found = [store.get("full", digest(number)) is not None for number in range(6)]
+    assert found == [False, False, False, True, True, True]
+
+
+def test_a_server_that_goes_away_costs_hits_and_no_time(s3):
+    server, options = s3
+    store = Store("s3://blocks/", SPEC, options=options, retry_s=60)
+    assert store.put("full", digest(1), block("full", 1)).wait()
+    server.stop()
+    _fails_once(store, reads="cannot read", writes="cannot write")
+
+
+def _fails_once(store, reads=None, writes=None):
+    """The first read or write fails and says so; the next hundred cost nothing and say nothing."""
+    if reads:
+        with pytest.warns(StoreWarning, match=reads):
+            assert store.get("full", digest(1)) is None
+    if writes:
+        with pytest.warns(StoreWarning, match=writes):
+            assert not store.put("full", digest(2), block("full", 2)).wait()
+    begin = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(100):
+            if writes:
+                assert not store.put("full", digest(number), block("full", 3)).wait()
+            if reads:
+                assert store.get("full", digest(number)) is None
+    assert time.monotonic() - begin < 0.5
+
+
+def test_an_unreachable_server(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with socket.socket() as taken:  # nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        options = {
+            "endpoint": f"http://127.0.0.1:{taken.getsockname()[1]}",
+            "aws_region": "us-east-1",
+        }
+        store = Store("s3://blocks/", SPEC, options=options)
+        _fails_once(store, reads="cannot read, every read is a miss", writes="nothing is stored")
+
+
+def test_a_server_that_does_not_answer(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        options = {
+            "endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "aws_region": "us-east-1",
+        }
+        store = Store("s3://blocks/", SPEC, options=options, timeout_s=0.3)
+        begin = time.monotonic()
+        fetch = store.prefetch([("full", digest(n)) for n in range(50)], deadline_s=0.1)
+        assert not fetch.ready
+        assert set(fetch.result().values()) == {None}
+        assert time.monotonic() - begin < 0.25  # the caller's deadline; the store is not given up
+        _fails_once(store, reads="no answer for 0.3 s", writes="no answer for 0.3 s")
+
+
+def test_a_store_is_asked_again_after_a_while(s3):
+    _, options = s3
+    store = Store("s3://blocks/", SPEC, options=options, retry_s=0.2)
+    assert store.put("full", digest(1), block("full", 1)).wait()
+    place = store._kv
+    store._kv = Failing("UNAVAILABLE: come back later")
+    _fails_once(store, reads="come back later", writes="come back later")
+    store._kv = place
+    time.sleep(0.25)
+    assert store.get("full", digest(1)) is not None
+    assert store.put("full", digest(2), block("full", 2)).wait()
+
+
+class Failing:
+    """A key-value store whose every operation fails, at once or when it is waited for."""
+
+    def __init__(self, message, at_once=False):
+        self.message, self.at_once = message, at_once
+
+    def __getattr__(self, verb):
+        def fail(*_):
+            if self.at_once:
+                raise ValueError(self.message)
+            return Failed(self.message)
+
+        return fail
+
+
+class Failed:
+    def __init__(self, message):
+        self.error = ValueError(message)
+
+    def done(self):
+        return True
+
+    def exception(self):
+        return self.error
+
+    def result(self, timeout=None):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "message", ["RESOURCE_EXHAUSTED: No space left on device", "PERMISSION_DENIED: read-only"]
+)
+@pytest.mark.parametrize("limit", [None, 100_000])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_every_operation_of_the_place_failing(tmp_path, message, limit, at_once):
+    store = Store(tmp_path, SPEC, limit_bytes=limit)
+    store._kv = Failing(message, at_once)
+    reads = writes = message
+    _fails_once(store, reads, writes)
+    assert store.counts.dropped == 101
+    assert store.counts.misses == 101
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    """/proc takes no directories, whoever asks; a file is none."""
+    _fails_once(Store("/proc/kvpool", SPEC), writes="cannot write, nothing is stored")
+    (tmp_path / "file").write_text("x")
+    store = Store(tmp_path / "file", SPEC)
+    _fails_once(store, writes="cannot write, nothing is stored")
+    assert store.get("full", digest(1)) is None
+
+
+def test_writes_that_pile_up_are_left(tmp_path):
+    store = Store(tmp_path, SPEC, pending_bytes=10_000)
+    store._kv = Stuck()
+    puts = [store.put("full", digest(number), block("full", number)) for number in range(2)]
+    with pytest.warns(StoreWarning, match="takes blocks more slowly than they come"):
+        puts += [store.put("full", digest(2), block("full", 2))]
+    puts += [store.put("full", digest(3), block("full", 3))]
+    assert [put.ended for put in puts] == [False, False, True, True]
+    assert not any(put.done for put in puts)
+    assert store.counts.dropped == 2
+
+
+class Stuck:
+    """A key-value store that never answers."""
+
+    def __getattr__(self, verb):
+        return lambda *_: StuckFuture()
+
+
+class StuckFuture:
+    def done(self):
+        return False
+
+    def result(self, timeout=None):
+        time.sleep(timeout)
+        raise TimeoutError
+
+    def cancel(self):
+        return True
