@@ -220,6 +220,26 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
     return _with_blocks(storage, index, pallas_kernels.paged_scatter(blocks, ids, data))
 
 
+def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
+    """Puts one layer's part of what `export_blocks` gave into blocks.
+
+    Args:
+      ids: as for `import_blocks`.
+      layer: index in the group, an int or i32[].
+      data: u[K, w], w words of a layer: those of `export_blocks` from word layer * w on.
+
+    Raises:
+      SpecError: for an unknown group.
+      ValueError: for ids or data of a wrong shape or dtype.
+    """
+    index = storage.plan.spec.group_index(group)
+    blocks, each = storage.blocks[index], words.layer_words(storage.plan.spec.groups[index])
+    ids = int32("ids", ids, (None,))
+    data = layers.checked("data", data, (*ids.shape, each), blocks.dtype)
+    blocks = pallas_kernels.state_scatter(blocks, ids, (data,), starts=(0,), offset=layer * each)
+    return _with_blocks(storage, index, blocks)
+
+
 def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:
     before, after = storage.blocks[:group], storage.blocks[group + 1 :]
     return Storage((*before, blocks, *after), storage.plan)

@@ -1,0 +1,113 @@
+"""What the host tier costs: python benchmarks/tiers.py [--json FILE] [--rounds N]
+
+Bytes each way take turns with numpy's copy of the same bytes, all in one run; blocks lie at random
+places at both ends. A joint request takes and gives blocks of five pools. The decode loop takes one
+token a row and step, with and without a copy that is moved on by a chunk after every step.
+"""
+
+import argparse
+import time
+
+import jax
+import numpy as np
+
+import kvpool as kv
+from kvpool.tiers import HostPool, HostPoolGroup, PoolEntry, copies
+from kvpool.tiers.host_blocks import HostBlocks, aligned
+from reporting import Report, take_turns
+
+POOL_BYTES = 192 << 20
+MOVED_BYTES = 96 << 20  # more than a cache holds
+RANDOM = np.random.default_rng(0)
+
+
+def storage_of(block_bytes: int) -> kv.Storage:
+    """Blocks of 16 tokens of 4 layers."""
+    heads = block_bytes // (16 * 4 * 2 * 2 * 128)
+    spec = kv.CacheSpec.from_layers([kv.FullAttention(heads, 128)] * 4, 16)
+    (group,) = spec.groups
+    assert group.bytes_per_block == block_bytes
+    blocks = POOL_BYTES // block_bytes
+    plan = kv.plan(spec, num_blocks={"full": blocks}, max_seqs=4, max_seq_len=blocks * 4)
+    return kv.init_storage(spec, plan)
+
+
+def bandwidth(report: Report, kib: int, rounds: int) -> None:
+    """Blocks of one size to host memory and back."""
+    block_bytes = kib << 10
+    number, total = MOVED_BYTES // block_bytes, POOL_BYTES // block_bytes
+    holder = [storage_of(block_bytes)]
+    group = holder[0].plan.spec.groups[0]
+    memory = {"full": HostBlocks(group, total)}
+    source, target = (aligned(MOVED_BYTES) for _ in range(2))
+    source[:], target[:] = 1, 2
+
+    def pieces(by_layer=False):
+        ends = [{"full": RANDOM.permutation(total)[:number].tolist()} for _ in range(2)]
+        return copies.pieces_of(memory, *ends, by_layer=by_layer)
+
+    def timed(run, *arguments):
+        begin = time.perf_counter()
+        result = run(*arguments)
+        return result, [time.perf_counter() - begin]
+
+    def save():
+        saving = copies.Saving(memory, pieces())
+        return timed(lambda: saving.send(holder[0], wait=True))[1]
+
+    def load(by_layer=False):
+        loading = copies.Loading(memory, pieces(by_layer))
+        holder[0], seconds = timed(
+            lambda: jax.block_until_ready(loading.receive(holder[0], donate=True, wait=True))
+        )
+        return seconds
+
+    cases = {
+        "memcpy": lambda: timed(np.copyto, target, source)[1],
+        "to the host": save,
+        "back": load,
+        "back, by layer": lambda: load(by_layer=True),
+    }
+    seconds = take_turns(cases, rounds)
+    report.add(f"memcpy of {MOVED_BYTES >> 20} MiB", MOVED_BYTES / seconds["memcpy"] / 1e9, "GB/s")
+    for name in list(cases)[1:]:
+        share = seconds["memcpy"] / seconds[name]
+        limit = kib >= 256 and "layer" not in name
+        report.add(f"{kib} KiB blocks {name}", share, "x", "at least 0.6 x" if limit else "",
+                   share >= 0.6 if limit else None)  # fmt: skip
+
+
+def joint(report: Report, rounds: int) -> None:
+    """A request of five pools with room to spare, and one for which something has to go."""
+    for blocks in (1, 64):
+        held: list = []
+        group = HostPoolGroup(
+            PoolEntry(name, HostPool(1 << 16), anchor=name == "a", reclaim=lambda held=held: held)
+            for name in "abcde"
+        )
+        request = dict.fromkeys("abcde", blocks)
+
+        def once(group=group, request=request):
+            begin = time.perf_counter()
+            group.release(group.allocate(request))
+            return [time.perf_counter() - begin]
+
+        microseconds = take_turns({"once": once}, rounds * 100)["once"] * 1e6
+        report.add(f"five pools, {blocks} blocks each: allocate and release", microseconds, "us",
+                   "at most 100 us", microseconds <= 100)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    report = Report("the host tier")
+    for kib in (64, 256, 1024, 4096):
+        bandwidth(report, kib, args.rounds)
+    joint(report, args.rounds)
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()
