@@ -1,7 +1,6 @@
-"""Processes of the store's tests: python store_worker.py MODE DIRECTORY SEED SECONDS
+"""What processes of the store's tests do: python store_worker.py DIRECTORY SEED SECONDS
 
-`write` stores blocks one after another, and prints the number of each that is acknowledged.
-`mixed` stores, overwrites and reads back what it and others stored, and prints what was wrong.
+It stores, overwrites and reads back what it and others stored, and prints what was wrong.
 """
 
 import hashlib
@@ -29,15 +28,14 @@ def block(group: str, number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, GROUPS[group], np.uint8)
 
 
-def write(store, seed: int, seconds: float) -> None:
-    end, number = time.monotonic() + seconds, seed
-    while time.monotonic() < end:
-        puts = [
-            (n, store.put("full", digest(n), block("full", n))) for n in range(number, number + 4)
-        ]
-        for n, put in puts:
+def write(where, number: int, acknowledge) -> None:
+    """Stores blocks one after another, and tells the number of each that is acknowledged."""
+    store = kv.tiers.Store(where, SPEC)
+    while True:
+        puts = [store.put("full", digest(n), block("full", n)) for n in range(number, number + 4)]
+        for n, put in enumerate(puts, number):
             if put.wait():
-                print(n, flush=True)
+                acknowledge(n)
         number += 4
 
 
@@ -59,5 +57,5 @@ def mixed(store, seed: int, seconds: float) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    mode, where, seed, seconds = sys.argv[1:]
-    {"write": write, "mixed": mixed}[mode](kv.tiers.Store(where, SPEC), int(seed), float(seconds))
+    where, seed, seconds = sys.argv[1:]
+    mixed(kv.tiers.Store(where, SPEC), int(seed), float(seconds))

@@ -1,5 +1,7 @@
 """A store gives back the bytes that were put there, or nothing."""
 
+import contextlib
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -10,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import tensorstore
-from store_worker import GROUPS, SPEC, block, digest
+from store_worker import GROUPS, SPEC, block, digest, write
 
 import kvpool as kv
 from kvpool.tiers import Counts, Store, StoreWarning, values
@@ -221,7 +223,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(LONG, marks=pytest.mark.slow)])
 def test_two_processes_share_a_store(tmp_path, seconds):
-    workers = [run("mixed", tmp_path, seed, seconds) for seed in (1, 2)]
+    workers = [run(tmp_path, seed, seconds) for seed in (1, 2)]
     for worker in workers:
         told = worker.communicate()[0].split()
         assert worker.returncode == 0
@@ -230,23 +232,40 @@ def test_two_processes_share_a_store(tmp_path, seconds):
     assert any(tensorstore.KvStore.open(tmp_path.as_uri() + "/").result().list().result())
 
 
-def killed(where, seed, seconds):
-    """The numbers that a process acknowledged before it was killed so long after the first."""
-    with run("write", where, seed, 60) as worker:
-        acknowledged = [worker.stdout.readline()]
-        time.sleep(seconds)
-        worker.send_signal(signal.SIGKILL)
-        acknowledged += worker.stdout.read().splitlines(keepends=True)
-    return [int(line) for line in acknowledged if line.endswith("\n")]
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that begin with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["store_worker", "tensorstore", "xxhash"])
+    return context
+
+
+def killed(processes, where, first, seconds):
+    """The blocks that a process had acknowledged when it was killed so long after the first."""
+    reader, writer = processes.Pipe(duplex=False)
+    child = processes.Process(target=write, args=(where, first, writer.send))
+    child.start()
+    writer.close()
+    acknowledged = [reader.recv()]
+    time.sleep(seconds)
+    child.kill()
+    with contextlib.suppress(EOFError):
+        while True:
+            acknowledged.append(reader.recv())
+    child.join()
+    reader.close()
+    assert child.exitcode == -signal.SIGKILL
+    child.close()
+    return acknowledged
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path, kills):
+def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path, processes, kills):
     """And nothing comes back wrong; the same blocks are written again and again."""
     choose, acknowledged = np.random.default_rng(0), set()
     for kill in range(kills):
         start = int(choose.integers(0, 2000))
-        acknowledged.update(killed(tmp_path, start, choose.uniform(0, 0.03)))
+        acknowledged.update(killed(processes, tmp_path, start, choose.uniform(0, 0.03)))
         store = Store(tmp_path, SPEC)
         everything = range(2400) if kill % 20 == 19 or kill == kills - 1 else acknowledged
         found = store.prefetch([("full", digest(number)) for number in everything], 60).result()

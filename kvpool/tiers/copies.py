@@ -146,20 +146,20 @@ class Loading(_Copy):
         return storage
 
     def _start(self, storage: Storage, donate: bool) -> Storage:
-        piece = self._todo[0]
-        device = next(iter(storage.blocks[0].devices()))
-        word = _word(storage.plan, piece.group)
-        parts = [part.view(word) for part in self._parts(piece, device.platform == "cpu")]
-        if device.platform != "cpu":
-            parts = jax.device_put(parts, device)
+        piece, word = self._todo[0], _word(storage.plan, self._todo[0].group)
+        devices = list(storage.blocks[0].devices())
+        on_cpu = _platform(storage) == "cpu"
+        staged = len(devices) == 1 and not on_cpu
+        parts = [part.view(word) for part in self._parts(piece, on_cpu)]
+        if staged:
+            parts = jax.device_put(parts, devices[0])
         layer = None if piece.layer is None else np.int32(piece.layer)
         run = _import_donated if donate else _import
         storage = run(storage, group=piece.group, ids=piece.device_ids, layer=layer, parts=parts)
-        if device.platform == "cpu":
-            # What is read is the host's memory itself, which may be another's after this.
-            jax.block_until_ready(storage)
-        else:
+        if staged:
             self._flying.append((piece, parts[0]))
+        else:  # what is read may be the host's memory itself, which may be another's after this
+            jax.block_until_ready(storage)
         self._todo.popleft()
         return storage
 

@@ -30,8 +30,8 @@ class PoolEntry:
       layers: the layers of the model in a block, in their order.
       draft_layers: how many of those, the last ones, are packed draft layers.
       reclaim: gives the allocations that may go when blocks are short, the first to go first. It
-        may be called at any time and must not change anything: those that go are told by
-        `Allocation.reclaimed`.
+        may be called at any time, must not change anything and must not name one whose bytes are on
+        their way. Those that go are told by `Allocation.reclaimed`.
     """
 
     name: str
