@@ -23,7 +23,7 @@ from kvpool.tiers import (
 )
 
 MIXED = Setup(("all", ("window", 4), "state"), (12, 9, 6), block=2, max_len=18, step=5)
-SHORT = Setup((("chunk", 3), "all"), (9, 12), block=4, max_len=18, step=5)
+SHORT = Setup((("chunk", 2), "all"), (9, 12), block=4, max_len=18, step=6)
 SETUPS = {
     "mixed": MIXED,
     "bfloat16": Setup(
@@ -136,19 +136,20 @@ def test_a_restored_row_decodes_on_bit_identically(name, layout, length, by_step
 
 
 def test_a_row_that_went_back_into_a_fresh_block_remembers_what_it_lacks():
-    world = grown(SHORT, {0: 8})
-    world.truncate({0: 6})
+    """Chunks of 2 in blocks of 4: at 10 the block begins at 8, and lacks 8 and 9."""
+    world = grown(SHORT, {0: 12})
+    world.truncate({0: 10})
     tier = tier_of(SHORT)
     record = backup(tier, world.state, world.storage, 0)
+    assert record.lacking["chunk2"].tolist() == [2]
     state, storage, _ = restore(tier, world.state, world.storage, record, 2)
     kv.check(state)
-    for length in (5, 4, 3, 6):
-        answers = [
-            kv.truncate(state, i32([length if row == who else -1 for row in range(SHORT.rows)]))
-            for who in (0, 2)
-        ]
-        assert int(answers[0][1].status[0]) == int(answers[1][1].status[2])
     assert seen(SHORT, state, storage, 0) == seen(SHORT, state, storage, 2)
+    for length, status in ((9, kv.Status.UNREACHABLE), (8, kv.Status.OK), (10, kv.Status.OK)):
+        for row in (0, 2):
+            asked = np.full(SHORT.rows, -1, np.int32)
+            asked[row] = length
+            assert int(kv.truncate(state, asked)[1].status[row]) == status
 
 
 def test_what_is_reserved_beyond_the_settled_length_stays_behind():
