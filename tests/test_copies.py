@@ -52,9 +52,9 @@ def filled(seed=0):
 
 @pytest.fixture(params=["where they lie", "through chunks"])
 def way(request, monkeypatch):
-    """On the CPU a storage is read where it lies; other devices' blocks come through chunks."""
+    """On the CPU blocks are read where they lie; another device's come and go through chunks."""
     if request.param == "through chunks":
-        monkeypatch.setattr(copies, "host_view", lambda *_: None)
+        monkeypatch.setattr(copies, "_platform", lambda _: "another")
     return request.param
 
 

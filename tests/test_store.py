@@ -216,6 +216,13 @@ def test_what_makes_no_sense_is_refused(tmp_path, call, says):
         Store("nowhere://x", SPEC)
 
 
+@pytest.mark.parametrize("module", ["tensorstore", "xxhash"])
+def test_without_the_extra_the_cure_is_named(tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'kvpool\[storage\]'"):
+        Store(tmp_path, SPEC)
+
+
 def run(*arguments):
     command = [sys.executable, str(WORKER), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import subprocess
 import time
 import warnings
 
@@ -208,3 +209,35 @@ class StuckFuture:
 
     def cancel(self):
         return True
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB and what makes it read-only; where the tests may mount one."""
+
+    def mount(*options):
+        command = ["mount", *options, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, check=False).returncode
+
+    if mount("-t", "tmpfs", "-o", "size=256k", "none"):
+        pytest.skip("no right to mount a file system")
+    yield tmp_path, lambda: mount("-o", "remount,ro")
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_disk_that_is_full_and_one_that_is_read_only(small_disk):
+    where, seal = small_disk
+    store = Store(where, SPEC, retry_s=0.2)
+    with pytest.warns(StoreWarning, match="No space left on device"):
+        stored = [n for n in range(100) if store.put("full", digest(n), block("full", n)).wait()]
+    assert 20 < len(stored) < 64
+    for number in range(100):
+        found = store.get("full", digest(number))
+        assert (found is not None) == (number in stored)
+        assert found is None or found.tobytes() == block("full", number).tobytes()
+    limited = Store(where, SPEC, limit_bytes=100_000)
+    assert all(limited.put("full", digest(n), block("full", n)).wait() for n in range(200, 210))
+    assert seal() == 0
+    store = Store(where, SPEC)
+    _fails_once(store, writes="Read-only file system")
+    assert store.get("full", digest(209)).tobytes() == block("full", 209).tobytes()

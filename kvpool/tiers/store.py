@@ -32,6 +32,8 @@ _CONTEXT = {
 class Store:
     """Blocks of one spec in a place that processes share and that outlives them.
 
+    One thread uses it at a time; what it starts runs by itself.
+
     Args:
       where: a directory, or a URL as TensorStore knows it: file://, s3://, gs://, memory://.
       spec: whose blocks these are.
@@ -72,6 +74,7 @@ class Store:
         trouble = Trouble(f"store {os.fspath(where)}", retry_s)
         self._books = StoreBooks(space, timeout_s, trouble, StoreLimit(limit_bytes))
         self._writes: deque[Put] = deque()
+        self._underway = 0  # bytes of those
         self._deletes: list = []  # a deletion that nobody waits for would be called off
 
     @property
@@ -98,7 +101,7 @@ class Store:
             raise SpecError(f"block: wanted {size} bytes of {group!r}, got {len(payload)}")
         self._settle()
         stored = size + values.OVERHEAD
-        too_much = sum(put.size for put in self._writes) + stored > self._pending_bytes
+        too_much = self._underway + stored > self._pending_bytes
         if too_much:
             self._books.trouble.note(
                 "slow", "takes blocks more slowly than they come; some are left"
@@ -112,6 +115,7 @@ class Store:
         put = Put(self._books, key, stored, self._ask("write", self._kv.write, key, value))
         self._books.limit.used(key, stored)
         self._writes.append(put)
+        self._underway += stored
         self._books.trouble.say()
         return put
 
@@ -169,7 +173,7 @@ class Store:
     def _settle(self) -> None:
         """Takes note of the writes that have ended, and of one that takes too long."""
         while self._writes and self._writes[0].ended:
-            self._writes.popleft()
+            self._underway -= self._writes.popleft().size
         if self._writes and self._writes[0].age_s > self._books.timeout_s:
             self._books.trouble.failed("write", f"no answer for {self._books.timeout_s:g} s")
 
