@@ -171,6 +171,56 @@ def test_every_operation_of_the_place_failing(tmp_path, message, limit, at_once)
     assert store.counts.misses == 101
 
 
+class FailsAt:
+    """A key-value store of which one operation fails, at once or when it is waited for."""
+
+    def __init__(self, place, at, at_once):
+        self.place, self.at, self.at_once, self.calls = place, at, at_once, 0
+
+    def __getattr__(self, verb):
+        def run(*arguments):
+            self.calls += 1
+            if self.calls - 1 != self.at:
+                return getattr(self.place, verb)(*arguments)
+            if self.at_once:
+                raise ValueError("an operation that fails")
+            return Failed("an operation that fails")
+
+        return run
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_every_operation_failing_in_turn_costs_a_miss_and_no_more(tmp_path, at_once):
+    """Six blocks are stored and read in a store of four: writes, reads, deletes and a count."""
+    size = len(block("full", 0)) + 64
+    for at in range(100):
+        place = tmp_path / str(at)
+        store = Store(place, SPEC, limit_bytes=4 * size, retry_s=0)
+        whole, store._kv = store._kv, FailsAt(store._kv, at, at_once)
+        stored = set()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for number in range(6):
+                if store.put("full", digest(number), block("full", number)).wait():
+                    stored.add(number)
+                found = store.get("full", digest(number))
+                assert found is None or found.tobytes() == block("full", number).tobytes()
+                assert found is not None or store._kv.calls > at
+        assert len(told) <= 1
+        assert len(stored) >= 5
+        failed, store._kv = store._kv.calls > at, whole
+        for number in range(6, 10):  # all is well again, and the limit holds
+            assert store.put("full", digest(number), block("full", number)).wait()
+            for delete in store._deletes:
+                delete.result()
+        for number in range(6, 10):
+            assert store.get("full", digest(number)).tobytes() == block("full", number).tobytes()
+        assert sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) == 4 * size
+        if not failed:
+            break
+    assert at > 6 + 6 + 2
+
+
 def test_a_directory_that_cannot_be_written(tmp_path):
     """/proc takes no directories, whoever asks; a file is none."""
     _fails_once(Store("/proc/kvpool", SPEC), writes="cannot write, nothing is stored")

@@ -178,15 +178,20 @@ class Store:
             self._books.trouble.failed("write", f"no answer for {self._books.timeout_s:g} s")
 
     def _make_room(self, size: int) -> None:
-        if self._books.limit.counts_anew():
+        limit, trouble = self._books.limit, self._books.trouble
+        if any(
+            delete is None or (delete.done() and delete.exception()) for delete in self._deletes
+        ):
+            limit.doubt()
+        self._deletes = [delete for delete in self._deletes if delete and not delete.done()]
+        if limit.counts_anew() and not trouble.is_down("read"):
             try:
                 found = self._kv.list().result(timeout=self._books.timeout_s)
             except Exception as error:
-                self._books.trouble.failed("read", error)
+                trouble.failed("read", error)
             else:
-                self._books.limit.recount({key: _size_of(key) for key in found})
-        self._deletes = [delete for delete in self._deletes if delete and not delete.done()]
-        for key in self._books.limit.make_room(size):
+                limit.recount({key: _size_of(key) for key in found})
+        for key in limit.make_room(size):
             self._deletes.append(self._ask("write", self._kv.write, key, None))
             self._books.count("evicted")
 
@@ -206,6 +211,11 @@ def _open(where: str | os.PathLike, options: Mapping[str, Any] | None):
         return tensorstore.KvStore.open(place).result()
     except ValueError as error:
         raise SpecError(f"where: got {where!r}: {error}") from error
+
+
+def _failed(future) -> bool:
+    """Whether an operation failed, at once or later; one under way has not."""
+    return future is None or (future.done() and future.exception() is not None)
 
 
 def _size_of(key: bytes) -> int:

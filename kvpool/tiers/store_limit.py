@@ -54,6 +54,10 @@ class StoreLimit:
         with self._lock:
             self._total -= self._sizes.pop(key, 0)
 
+    def doubt(self) -> None:
+        """What was counted may be wrong, e.g. since a value did not go: count anew."""
+        self._since = 0
+
     def make_room(self, size: int) -> list[bytes]:
         """The keys that have to go before a value of `size` bytes comes, the oldest first."""
         if self.limit is None:
