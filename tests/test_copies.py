@@ -7,10 +7,10 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from lockstep import i32, leaves_equal
+from host_cases import MIXED, free, grown, seen, tier_of
+from lockstep import copy_of, i32, leaves_equal
 from storage_cases import random_bits
 from store_worker import digest
-from test_row_backup import MIXED, copy_of, free, grown, restore, seen, tier_of
 
 import kvpool as kv
 from kvpool.tiers import (
@@ -26,6 +26,7 @@ from kvpool.tiers import (
     discard,
     host_blocks,
     pieces_of,
+    restore,
 )
 
 LAYERS = [
