@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 
 from kvpool import storage as verbs
 from kvpool.storage import Storage
@@ -20,26 +21,40 @@ from kvpool.tiers.host_blocks import HostBlocks, as_bytes
 CHUNK_BYTES = 4 << 20  # of a chunk; on the CPU the least that hides the cost of starting it
 DEPTH = 2  # chunks on their way at a time
 
-_LARGE_BYTES = 128 << 10  # of a block that is worth being read where it lies, one by one
-_PARTS = 8  # single blocks of a chunk; each makes the compiled program longer
+
+def _import_data(storage: Storage, group: str, ids, layer, data) -> Storage:
+    """Blocks ids i32[K], or one layer of them, from u[K, words]."""
+    if layer is None:
+        return verbs.import_blocks(storage, group, ids, data)
+    return verbs.import_layer(storage, group, ids, layer, data)
 
 
-def _import_parts(storage: Storage, group: str, ids, layer, parts) -> Storage:
-    """Blocks ids i32[K], or one layer of them, from arrays [k, ...] that have K rows in all."""
-    start = 0
-    for part in parts:
-        some = ids[start : start + part.shape[0]]
-        if layer is None:
-            storage = verbs.import_blocks(storage, group, some, part)
-        else:
-            storage = verbs.import_layer(storage, group, some, layer, part)
-        start += part.shape[0]
-    return storage
+def _import_seen(storage: Storage, group: str, ids, layer, host, host_ids) -> Storage:
+    """The same from places host_ids i32[K] of the host's blocks u[N, W], which jax sees.
+
+    One after the other: so each is copied once, where a gather of all would be an array of its own.
+    """
+    layers = len(storage.plan.spec.group(group).layers)
+    words = host.shape[1] if layer is None else host.shape[1] // layers
+    first = 0 if layer is None else layer * words
+
+    def one(place, storage):
+        data = lax.dynamic_slice(host, (host_ids[place], first), (1, words))
+        return _import_data(storage, group, lax.dynamic_slice_in_dim(ids, place, 1), layer, data)
+
+    return lax.fori_loop(0, ids.shape[0], one, storage)
 
 
 _export = jax.jit(verbs.export_blocks, static_argnames="group")
-_import = jax.jit(_import_parts, static_argnames="group")
-_import_donated = jax.jit(_import_parts, static_argnames="group", donate_argnums=0)
+# By whether the storage that is given may be used up.
+_IMPORT_DATA = {
+    donate: jax.jit(_import_data, static_argnames="group", donate_argnums=(0,) if donate else ())
+    for donate in (False, True)
+}
+_IMPORT_SEEN = {
+    donate: jax.jit(_import_seen, static_argnames="group", donate_argnums=(0,) if donate else ())
+    for donate in (False, True)
+}
 
 
 class Piece(NamedTuple):
@@ -146,31 +161,32 @@ class Loading(_Copy):
         return storage
 
     def _start(self, storage: Storage, donate: bool) -> Storage:
-        piece, word = self._todo[0], _word(storage.plan, self._todo[0].group)
+        piece = self._todo[0]
+        memory, word = self._memory[piece.group], _word(storage.plan, piece.group)
         devices = list(storage.blocks[0].devices())
-        on_cpu = _platform(storage) == "cpu"
-        staged = len(devices) == 1 and not on_cpu
-        parts = [part.view(word) for part in self._parts(piece, on_cpu)]
-        if staged:
-            parts = jax.device_put(parts, devices[0])
+        alone = len(devices) == 1
         layer = None if piece.layer is None else np.int32(piece.layer)
-        run = _import_donated if donate else _import
-        storage = run(storage, group=piece.group, ids=piece.device_ids, layer=layer, parts=parts)
-        if staged:
-            self._flying.append((piece, parts[0]))
-        else:  # what is read may be the host's memory itself, which may be another's after this
+        named = {"group": piece.group, "ids": piece.device_ids, "layer": layer}
+        seen = memory.seen_by(devices[0], word) if alone and _platform(storage) == "cpu" else None
+        if seen is not None:
+            host_ids = np.array(piece.host_ids, np.int32)
+            storage = _IMPORT_SEEN[donate](storage, **named, host=seen, host_ids=host_ids)
+        else:
+            data = self._staged(piece).view(word)
+            if alone and _platform(storage) != "cpu":
+                data = jax.device_put(data, devices[0])
+                self._flying.append((piece, data))
+            storage = _IMPORT_DATA[donate](storage, **named, data=data)
+        if not self._flying:  # it reads the host's memory itself, which may be another's after this
             jax.block_until_ready(storage)
         self._todo.popleft()
         return storage
 
-    def _parts(self, piece: Piece, where_they_lie: bool) -> list[np.ndarray]:
-        memory, ids = self._memory[piece.group], piece.host_ids
-        if piece.layer is not None:
-            return [memory.get_layer(ids, piece.layer)]
-        large = memory.group.bytes_per_block >= _LARGE_BYTES
-        scattered = ids[-1] - ids[0] >= len(ids)
-        each = memory.each(ids) if where_they_lie and large and scattered else None
-        return each or [memory.get(ids)]
+    def _staged(self, piece: Piece) -> np.ndarray:
+        memory = self._memory[piece.group]
+        if piece.layer is None:
+            return memory.get(piece.host_ids)
+        return memory.get_layer(piece.host_ids, piece.layer)
 
     def _forget(self, wait: bool) -> None:
         while self._flying and (wait or self._flying[0][1].is_ready()):
@@ -195,8 +211,6 @@ def pieces_of(
         layers = range(len(group.layers)) if by_layer else (None,)
         size = group.buffer_offsets[-1] if by_layer else group.bytes_per_block
         most = max(1, chunk_bytes // size)
-        if size >= _LARGE_BYTES:
-            most = min(most, _PARTS)
         order = sorted(range(len(ids)), key=lambda k: host_ids[name][k])  # in runs where possible
         for layer in layers:
             start = 0

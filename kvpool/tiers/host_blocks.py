@@ -41,6 +41,7 @@ class HostBlocks:
         self._keeper, memory = _memory(num_blocks * layers * layer, device)
         array = memory.reshape(*shape, layer)
         self._parts = array if layout == BLOCK_FIRST else array.swapaxes(0, 1)
+        self._seen: dict = {}
 
     @property
     def array(self) -> np.ndarray:
@@ -64,12 +65,20 @@ class HostBlocks:
         """
         return self._gathered(self._parts, ids).reshape(len(ids), -1)
 
-    def each(self, ids: Sequence[int]) -> list[np.ndarray] | None:
-        """A view u8[1, bytes_per_block] of every block, None where a block is no single run."""
-        if self.layout != BLOCK_FIRST:
+    def seen_by(self, device, word: np.dtype) -> jax.Array | None:
+        """The blocks u[N, W] as an array of a CPU device, in this very memory.
+
+        What changes in the memory changes in the array, which jax takes for immutable: nothing may
+        use it beyond a call that is waited for. None where a block is no single run, or jax copied.
+        """
+        if self.layout != BLOCK_FIRST or not self._parts.size:
             return None
-        blocks = self._parts.reshape(len(self._parts), -1)
-        return [blocks[block_id : block_id + 1] for block_id in ids]
+        if (device, word) not in self._seen:
+            blocks = self._parts.reshape(len(self._parts), -1).view(word)
+            array = jax.device_put(blocks, device)
+            same = array.unsafe_buffer_pointer() == blocks.ctypes.data
+            self._seen[device, word] = array if same else None
+        return self._seen[device, word]
 
     def get_layer(self, ids: Sequence[int], layer: int) -> np.ndarray:
         """The part of one layer, by its index in the group: u8[K, bytes]; a view as `get`."""
