@@ -79,6 +79,10 @@ class _Copy:
         """Whether every byte has arrived."""
         return not self._todo and not self._flying
 
+    @property
+    def _may_start(self) -> bool:
+        return bool(self._todo) and len(self._flying) < DEPTH
+
 
 class Saving(_Copy):
     """Blocks on their way from a storage to the host."""
@@ -96,13 +100,15 @@ class Saving(_Copy):
         Raises:
           Whatever a copy raises: the blocks on the host then hold nothing of use.
         """
-        while not self.done:
-            self._take_in(wait)
-            full = len(self._flying) == DEPTH
-            if self._todo and not full:
+        while self._flying and self._flying[0][1].is_ready():
+            self._take_in()
+        if self._may_start:
+            self._start(storage, wait)
+        while wait and not self.done:
+            if self._may_start:
                 self._start(storage, wait)
-            if not wait:
-                break
+            else:
+                self._take_in()
         return self.done
 
     def _start(self, storage: Storage, wait: bool) -> None:
@@ -118,13 +124,10 @@ class Saving(_Copy):
             self._flying.append((piece, chunk))
         self._todo.popleft()
 
-    def _take_in(self, wait: bool) -> None:
-        while self._flying:
-            piece, chunk = self._flying[0]
-            if not wait and not chunk.is_ready():
-                return
-            self._memory[piece.group].put(piece.host_ids, np.asarray(chunk))
-            self._flying.popleft()
+    def _take_in(self) -> None:
+        piece, chunk = self._flying[0]
+        self._memory[piece.group].put(piece.host_ids, np.asarray(chunk))
+        self._flying.popleft()
 
 
 class Loading(_Copy):
@@ -132,10 +135,9 @@ class Loading(_Copy):
 
     @property
     def layers_to_come(self) -> frozenset[int]:
-        """The layers of the model that still lack something; the others can start."""
-        pieces = (*self._todo, *(piece for piece, _ in self._flying))
+        """The layers of the model that still lack something; on the others a step may run."""
         layers: set[int] = set()
-        for piece in pieces:
+        for piece in self._todo:
             of_group = self._memory[piece.group].group.layers
             layers.update(of_group if piece.layer is None else (of_group[piece.layer],))
         return frozenset(layers)
@@ -151,13 +153,15 @@ class Loading(_Copy):
         Returns:
           The storage with one chunk more in it, or with all.
         """
-        while not self.done:
-            self._forget(wait)
-            if self._todo and len(self._flying) < DEPTH:
-                storage = self._start(storage, donate)
-                donate = True  # from here on it is this function's own
-            if not wait:
-                break
+        while self._flying and self._flying[0][1].is_ready():
+            self._flying.popleft()
+        if self._may_start:
+            storage, donate = self._start(storage, donate), True  # it is this function's own now
+        while wait and not self.done:
+            if self._may_start:
+                storage, donate = self._start(storage, donate), True
+            else:
+                self._flying.popleft()[1].block_until_ready()
         return storage
 
     def _start(self, storage: Storage, donate: bool) -> Storage:
@@ -187,10 +191,6 @@ class Loading(_Copy):
         if piece.layer is None:
             return memory.get(piece.host_ids)
         return memory.get_layer(piece.host_ids, piece.layer)
-
-    def _forget(self, wait: bool) -> None:
-        while self._flying and (wait or self._flying[0][1].is_ready()):
-            self._flying.popleft()[1].block_until_ready()
 
 
 def pieces_of(
