@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TESTS ?= tests
+# A folder of recorded requests for the benchmark of the memory; without one they are generated.
+TRACES ?=
 # The compiler of jax's CUDA plugin, to compile kernels where there is no GPU. Beside the
 # environment and not in it: a plugin without the rest of CUDA would complain at every start.
 COMPILER := .venv/gpu-compiler
@@ -26,8 +28,10 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	PJRT_NPROC=1 $(BIN)/python benchmarks/bookkeeping.py
 	$(BIN)/python benchmarks/bookkeeping.py
 	$(BIN)/python benchmarks/storage.py
+	$(BIN)/python benchmarks/shared_storage.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/sizing.py
+	$(BIN)/python benchmarks/memory.py $(TRACES)
 	$(BIN)/python benchmarks/tiers.py
 
 lint: $(INSTALLED)  ## what CI and pre-commit check

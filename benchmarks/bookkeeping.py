@@ -24,18 +24,25 @@ ROWS, BLOCK, STEPS = 1024, 16, 16
 POOLS = {"4,096": 4096, "1,048,576": 1 << 20}
 
 
-def empty_rows(blocks: int, window: int, max_seq_len: int) -> kv.State:
-    """1024 rows without a token."""
+def empty_rows(blocks: int, window: int, max_seq_len: int, pooling="independent") -> kv.State:
+    """1024 rows without a token; where pools share memory, they do the same bytes."""
     spec = kv.CacheSpec.from_layers(
         [
             kv.FullAttention(1, 8),
-            kv.SlidingWindow(window, 1, 8),
-            kv.RecurrentState({"ssm": ((4,), "float32")}),
+            kv.SlidingWindow(window, 2, 8),
+            kv.RecurrentState({"ssm": ((64,), "float32")}),
         ],
         block_size=BLOCK,
+        pooling=pooling,
     )
-    sizes = {"full": blocks, f"window{window}": blocks, "state": ROWS}
-    plan = kv.plan(spec, num_blocks=sizes, max_seqs=ROWS, max_seq_len=max_seq_len)
+    limits = {"max_seqs": ROWS, "max_seq_len": max_seq_len}
+    if pooling == "independent":
+        sizes = {"full": blocks, f"window{window}": blocks, "state": ROWS}
+        plan = kv.plan(spec, num_blocks=sizes, **limits)
+    else:
+        sizes = [blocks, blocks, ROWS]
+        memory = sum(n * g.bytes_per_block for n, g in zip(sizes, spec.groups, strict=True))
+        plan = kv.plan(spec, budget_bytes=memory, **limits)
     state = kv.init_state(spec, plan)
     return kv.admit(state, np.arange(ROWS, dtype=np.int32))[0]
 
@@ -94,6 +101,24 @@ def after_filling(run, state, tokens: int, times: int, warm: int, settles: int =
     return measure
 
 
+def steps(name: str, make, tokens: int) -> dict:
+    """{(case, name): measure} of steps of one token a row."""
+    settling = functools.partial(after_filling, tokens=tokens - 3 * STEPS, times=3, warm=2)
+    scanned = settling(many_steps, make(), settles=STEPS)
+    settling = functools.partial(after_filling, tokens=tokens - STEPS, times=STEPS, warm=2)
+    return {
+        ("in a scan", name): scanned,
+        ("one call", name): settling(one_step, make(), settles=1),
+    }
+
+
+LABELS = {
+    "in a scan": (f"reserve + advance, a step of a {STEPS}-step scan", STEPS, 30),
+    "one call": ("reserve + advance, one jitted call", 1, 150),
+    "release": ("release 32 rows", 1, 150),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the figures to this file")
@@ -107,21 +132,19 @@ def main() -> None:
     cases = {}
     for name, (blocks, window, tokens) in sizes.items():
         make = functools.partial(empty_rows, blocks, window, tokens)
-        settling = functools.partial(after_filling, tokens=tokens - 3 * STEPS, times=3, warm=2)
-        cases["in a scan", name] = settling(many_steps, make(), settles=STEPS)
-        settling = functools.partial(after_filling, tokens=tokens - STEPS, times=STEPS, warm=2)
-        cases["one call", name] = settling(one_step, make(), settles=1)
+        cases |= steps(name, make, tokens)
         some = itertools.cycle(rows)
         releasing = functools.partial(after_filling, tokens=tokens, times=4, warm=1)
         release_some = lambda state, some=some: release(state, next(some))  # noqa: E731
         cases["release", name] = releasing(release_some, make())
+    # Rows of 16,384 tokens can use that many blocks; there are no more slabs than rows can use.
+    for name, blocks in POOLS.items():
+        long = max(64, 16 * blocks // ROWS)
+        cases |= steps(
+            f"slabs, {name}", functools.partial(empty_rows, blocks, 32, long, "elastic"), 64
+        )
     seconds = take_turns(cases, options.rounds)
-    labels = {
-        "in a scan": (f"reserve + advance, a step of a {STEPS}-step scan", STEPS, 30),
-        "one call": ("reserve + advance, one jitted call", 1, 150),
-        "release": ("release 32 rows", 1, 150),
-    }
-    for case, (label, divisor, limit) in labels.items():
+    for case, (label, divisor, limit) in LABELS.items():
         small, big = (seconds[case, name] / divisor * 1e6 for name in POOLS)
         for name, figure in zip(POOLS, (small, big), strict=True):
             what = f"{label}, pools of {name}"
@@ -130,6 +153,10 @@ def main() -> None:
         report.add(f"{label}, large pool / small", ratio, "x", "at most 1.15", ratio <= 1.15)
         figure = seconds[case, "long"] / divisor * 1e6
         report.add(f"{label}, rows of 1,024 tokens", figure, "us")
+        for name in POOLS if case != "release" else ():
+            ratio = seconds[case, f"slabs, {name}"] / seconds[case, name]
+            what = f"{label}, slabs for {name} / pools of their own"
+            report.add(what, ratio, "x", "at most 2", ratio <= 2)
     report.finish(options.json)
 
 

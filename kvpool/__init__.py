@@ -6,6 +6,7 @@ large arrays, `Storage`, updated in place under donation.
 
 from kvpool import tiers
 from kvpool.cache import advance, clear_faults, release, reserve
+from kvpool.compaction import compact, follow
 from kvpool.drafts import draft_layer, origin_of, part_of, project, with_draft
 from kvpool.files import load_plan, load_spec
 from kvpool.forecast import fits
@@ -15,6 +16,8 @@ from kvpool.indices import NULL_BLOCK
 from kvpool.invariants import check
 from kvpool.plan import Peak, Plan
 from kvpool.planning import plan
+from kvpool.prefix.match import Hit
+from kvpool.prefix_cache import PrefixCache
 from kvpool.presets import preset, preset_names
 from kvpool.regions import (
     ChunkedLocal,
@@ -45,7 +48,13 @@ from kvpool.storage import (
     write,
     write_state,
 )
-from kvpool.variants import per_rank, with_dtype, with_window_blocks, without_regions
+from kvpool.variants import (
+    per_rank,
+    with_dtype,
+    with_pooling,
+    with_window_blocks,
+    without_regions,
+)
 
 
 def init(spec: CacheSpec, plan: Plan, device=None) -> tuple[State, Storage]:
@@ -70,11 +79,13 @@ __all__ = [
     "Fault",
     "FullAttention",
     "Group",
+    "Hit",
     "InvariantError",
     "LatentAttention",
     "Peak",
     "Plan",
     "Prefix",
+    "PrefixCache",
     "RecurrentState",
     "Region",
     "Result",
@@ -89,12 +100,14 @@ __all__ = [
     "block_table",
     "check",
     "clear_faults",
+    "compact",
     "copy_blocks",
     "draft_from_hf_config",
     "draft_layer",
     "drop",
     "export_blocks",
     "fits",
+    "follow",
     "fork",
     "free_blocks",
     "import_blocks",
@@ -122,6 +135,7 @@ __all__ = [
     "truncate",
     "with_draft",
     "with_dtype",
+    "with_pooling",
     "with_window_blocks",
     "without_regions",
     "write",

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_kernels
-from kvpool import indices, scales, words
+from kvpool import indices, scales
 from kvpool.indices import NULL_BLOCK
 from kvpool.regions import quotient
 from kvpool.spec import Group
 from kvpool.step import StepView
+from kvpool.words import Words
 
 WIDTH = 32  # blocks that a pass rescales on a CPU
 
@@ -35,7 +36,7 @@ class Touched:
 
 
 def write(
-    blocks: jax.Array, view: StepView, group: Group, layer, slots: jax.Array, values, width
+    blocks: jax.Array, view: StepView, words: Words, layer, slots: jax.Array, values, width
 ) -> jax.Array:
     """Quantises and writes the step's values of one layer.
 
@@ -51,9 +52,10 @@ def write(
     """
     if not slots.shape[0]:
         return blocks
-    region, base = group.region, layer * words.layer_words(group)
+    group, slab = words.group, words.slab
+    region, base = group.region, layer * words.layer
     touched = _touched(view, group, slots, width)
-    starts = {b.name: at for b, at in zip(region.buffers, words.buffer_starts(group), strict=True)}
+    starts = {b.name: at for b, at in zip(region.buffers, words.starts, strict=True)}
     codes = []
     # One buffer after the other: XLA would copy all the blocks where it may put off what it reads
     # of the second buffer until the first is written.
@@ -63,20 +65,23 @@ def write(
             value, dtype = value.astype(jnp.float32), buffer.numpy_dtype
             needed = scales.block_scale(_magnitudes(touched, slots, value), dtype)
             scale_at = base + starts[scale_buffer.name]
+            place = {"offset": scale_at, "slab": slab}
             old = pallas_kernels.state_gather(
-                blocks, touched.older, shape=scale_buffer.shape, dtype=jnp.float32, offset=scale_at
+                blocks, touched.older, shape=scale_buffer.shape, dtype=jnp.float32, **place
             )
             scale = jnp.where(old > needed, old, needed)
             factors = scales.shrinking(old, scale)
             shape = (group.entries_per_block, *buffer.shape)
-            blocks = _rescale(blocks, touched, factors, shape, dtype, base + starts[buffer.name])
-            blocks = pallas_kernels.paged_scatter(blocks, touched.ids, scale, offset=scale_at)
+            codes_at = {"offset": base + starts[buffer.name], "slab": slab}
+            blocks = _rescale(blocks, touched, factors, shape, dtype, codes_at)
+            blocks = pallas_kernels.paged_scatter(blocks, touched.ids, scale, **place)
             factor = indices.take(scales.inverse(scale), touched.of_slot, 0)
             value = scales.encode(value, factor[..., None], dtype)
         codes.append(value)
     at = tuple(starts[buffer.name] for buffer in region.payload)
+    place = {"offset": base, "slab": slab}
     return pallas_kernels.paged_scatter(
-        blocks, slots, codes, entries=group.entries_per_block, starts=at, offset=base
+        blocks, slots, codes, entries=group.entries_per_block, starts=at, **place
     )
 
 
@@ -114,16 +119,16 @@ def _magnitudes(touched: Touched, slots: jax.Array, value: jax.Array) -> jax.Arr
     return most.at[touched.of_slot].max(jnp.where(written, found, 0))
 
 
-def _rescale(blocks, touched: Touched, factors, shape, dtype, offset):
+def _rescale(blocks, touched: Touched, factors, shape, dtype, place: dict):
     """Multiplies the older codes [*shape] of each block by `factors` f32[U, ...] where below 1."""
     shrinks = jnp.any((factors < 1).reshape(factors.shape[0], -1), axis=1)
     ids = jnp.where(shrinks, touched.older, NULL_BLOCK)
     places, rows = ids.shape[0], touched.rows
 
     def rescaled(blocks, ids, factors):
-        codes = pallas_kernels.state_gather(blocks, ids, shape=shape, dtype=dtype, offset=offset)
+        codes = pallas_kernels.state_gather(blocks, ids, shape=shape, dtype=dtype, **place)
         codes = scales.encode(scales.numbers(codes), factors[:, None, ..., None], dtype)
-        return pallas_kernels.paged_scatter(blocks, ids, codes, offset=offset)
+        return pallas_kernels.paged_scatter(blocks, ids, codes, **place)
 
     def in_passes(width, most, blocks, ids, factors):
         order = jnp.flatnonzero(ids >= 0, size=most * width, fill_value=places).astype(jnp.int32)

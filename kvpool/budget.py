@@ -4,7 +4,7 @@ Every strategy is exact: what it grants costs at most the budget, and one token,
 more would cost more than it. A budget too small is refused with the smallest that works.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from kvpool.group import Group
 from kvpool.needs import (
     Groups,
-    bytes_of,
     growing_blocks,
     largest,
     prefill_blocks,
@@ -41,13 +40,13 @@ def explicit(empty: Plan, num_blocks, all_groups: bool) -> dict[str, int]:
     blocks = {name: positive(f"num_blocks[{name!r}]", num_blocks[name]) for name in num_blocks}
     for name, have in blocks.items():
         group = spec.group(name)
-        need = _least(empty, group)
+        need = least_blocks(empty, group)
         if have < need:
             raise SpecError(f"num_blocks[{name!r}]: got {have}, but {_one_row(empty, group, need)}")
     return blocks
 
 
-def _least(empty: Plan, group: Group) -> int:
+def least_blocks(empty: Plan, group: Group) -> int:
     """Blocks without which the group cannot serve a single row whatever its length."""
     return empty.blocks_per_row(group) if group.region.span else 1
 
@@ -63,13 +62,14 @@ def by_tokens(empty: Plan, groups: Groups, budget: int, charged: int) -> dict[st
     """The most tokens, over all rows, whose blocks of these groups fit into budget - charged."""
     # Where none of them keeps the whole past, tokens do not bound a row: a window needs its most.
     bounded = any(group.region.kind == ALL for group in groups)
-    least = [1 if bounded else _least(empty, group) for group in groups]
+    least = [1 if bounded else least_blocks(empty, group) for group in groups]
 
     def blocks(tokens):
         need = [empty.blocks_for(group, tokens) for group in groups]
         return [max(pair) for pair in zip(least, need, strict=True)]
 
     tokens = _most(
+        empty,
         empty.max_tokens,
         groups,
         budget,
@@ -91,24 +91,29 @@ def by_requests(
     row = growing_blocks(groups, tokens) if growing else row_blocks(groups, [tokens])[:, 0]
     peak = prefill_blocks(groups, tokens, empty.max_step_tokens, tail_only).max(axis=1)
     extra = np.array([empty.snapshots * group.is_state for group in groups])
-    least = np.array([_least(empty, group) for group in groups])
+    least = np.array([least_blocks(empty, group) for group in groups])
 
     def blocks(requests):
         return np.maximum(least, requests_blocks(row, peak, requests) + extra)
 
     what = f"one request of {tokens:,} tokens"
-    requests = _most(empty.max_seqs, groups, budget, charged, blocks, what, "")
+    requests = _most(empty, empty.max_seqs, groups, budget, charged, blocks, what, "")
     pairs = zip(groups, blocks(requests).tolist(), strict=True)
     return {group.name: have for group, have in pairs}
 
 
+def bytes_in_pools(empty: Plan, groups: Groups, blocks: Iterable[int]) -> int:
+    """Bytes that so many blocks of each group take where they have pools of their own."""
+    return sum(int(n) * empty.row_bytes(group) for n, group in zip(blocks, groups, strict=True))
+
+
 def _most(
-    limit: int, groups: Groups, budget: int, charged: int, blocks: Callable, what: str, of: str
+    empty: Plan, limit: int, groups: Groups, budget: int, charged: int, blocks: Callable, what, of
 ) -> int:
     """The largest n up to `limit` for which `blocks(n)` of the groups fit, or SpecError."""
-    number = largest(limit, lambda n: bytes_of(groups, blocks(n)) <= budget - charged)
+    number = largest(limit, lambda n: bytes_in_pools(empty, groups, blocks(n)) <= budget - charged)
     if number < 1:
-        least = charged + bytes_of(groups, blocks(1))
+        least = charged + bytes_in_pools(empty, groups, blocks(1))
         others = f", with {charged:,} for the explicit groups" if charged else ""
         raise SpecError(
             f"budget_bytes: got {budget:,}, but {what} needs at least {least:,} {of}".rstrip()
@@ -122,37 +127,44 @@ def by_ratio(empty: Plan, groups: Groups, budget: int, charged: int, ratio) -> d
     weights = parse_ratio(ratio, [group.name for group in groups])
     whole = sum(weights)
     shares = [(budget - charged) * weight / whole for weight in weights]
-    least = [_least(empty, group) for group in groups]
+    least = [least_blocks(empty, group) for group in groups]
     needed = max(
-        need * group.bytes_per_block * whole / weight
+        need * empty.row_bytes(group) * whole / weight
         for group, need, weight in zip(groups, least, weights, strict=True)
     )
     blocks = {}
     for group, share, need in zip(groups, shares, least, strict=True):
-        blocks[group.name] = have = max(0, int(share // group.bytes_per_block))
+        blocks[group.name] = have = max(0, int(share // empty.row_bytes(group)))
         if have < need:
             reason = _one_row(empty, group, need) if group.region.span else "it needs one"
             raise SpecError(
                 f"ratio {ratio!r}: {group.name!r} gets {int(share):,} of {budget:,} bytes, which "
-                f"is {have} blocks of {group.bytes_per_block:,}, but {reason}; the smallest "
+                f"is {have} blocks of {empty.row_bytes(group):,}, but {reason}; the smallest "
                 f"budget_bytes for this ratio is {charged + -int(-needed // 1):,}"
             )
     return blocks
 
 
-def kept_free(pools: tuple[int, ...], names: tuple[str, ...], keep_free) -> tuple[int, ...]:
+def kept_free(
+    sizes: Sequence[int], names: Sequence[str], keep_free, pool_of: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """Blocks of each pool that make up the share kept free.
 
     Args:
-      pools: blocks of each pool, whose groups are `names`.
-      keep_free: the share of every pool, at least 0 and below 1, or {group name: share}.
+      sizes: blocks of each pool.
+      names: of the groups.
+      keep_free: the share of every pool, at least 0 and below 1, or {group name: share}; of a pool
+        of several groups the largest share that one of them asks.
+      pool_of: the pool of each group; by default each has its own.
 
     Returns:
       Whole blocks; their sum is the share of all pools together, rounded up. Blocks that are left
       over when each pool's part is rounded down go to the largest remainders.
     """
-    shares = [_share(name, keep_free, names) for name in names]
-    parts = [share * size for share, size in zip(shares, pools, strict=True)]
+    shares = [Fraction(0)] * len(sizes)
+    for name, pool in zip(names, pool_of or range(len(names)), strict=True):
+        shares[pool] = max(shares[pool], _share(name, keep_free, names))
+    parts = [share * size for share, size in zip(shares, sizes, strict=True)]
     kept = [int(part // 1) for part in parts]
     left = -int(-sum(parts) // 1) - sum(kept)
     by_remainder = sorted(range(len(parts)), key=lambda pool: kept[pool] - parts[pool])
@@ -161,7 +173,16 @@ def kept_free(pools: tuple[int, ...], names: tuple[str, ...], keep_free) -> tupl
     return tuple(kept)
 
 
-def _share(name: str, keep_free, names: tuple[str, ...]) -> Fraction:
+def expected_blocks(plan: Plan) -> tuple[int, ...]:
+    """Blocks of each pool; of slabs as many as it holds at the plan's token capacity."""
+    if not plan.slabs:
+        return plan.pool_sizes
+    full = plan.by_pool([plan.counted(g, plan.token_capacity) for g in plan.spec.groups])
+    pools = zip(full, plan.pool_sizes, plan.pool_per_slab, strict=True)
+    return tuple(count if each else size for count, size, each in pools)
+
+
+def _share(name: str, keep_free, names: Sequence[str]) -> Fraction:
     share, where = keep_free, "keep_free"
     if isinstance(keep_free, Mapping):
         unknown = [key for key in keep_free if key not in names]

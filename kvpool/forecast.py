@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from kvpool import arguments
+from kvpool import arguments, block_pool
 from kvpool.grants import outgrows
-from kvpool.held import held_columns, lengths_after
+from kvpool.held import Lengths, held_columns, lengths_after
 from kvpool.plan import Plan
 from kvpool.room import missing_columns
 from kvpool.state import State, by_pool, state_held
@@ -19,7 +19,8 @@ def fits(state: State, num_tokens, keep_free: int | Mapping[str, int] = 0) -> ja
 
     Args:
       num_tokens: i32[S], of any length: what is beyond max_step_tokens is taken in such steps.
-      keep_free: blocks of every pool, or {group name: blocks} of some, that must stay free.
+      keep_free: blocks of every pool, or {group name: blocks} of some, that must stay free; pools
+        that share slabs must then be able to get theirs all together.
 
     Returns:
       i32[S]: Status.OK; Status.LATER, blocks are short now; Status.NEVER, no sequence of steps
@@ -52,22 +53,18 @@ def _fits(state, num_tokens, keep):
     groups = plan.spec.groups
     lengths = lengths_after(groups, state.lengths, target, tail_only=False)
     in_one_step = missing_columns(held, held_columns(groups, lengths)).count
-    needs, most = [], []
+    needs = []
     for index, group in enumerate(groups):
         one_step = in_one_step[index]
         if not group.region.span:
             needs.append(one_step)
-            most.append(held.count[index] + one_step)
             continue
         bound = plan.blocks_per_row(group)
         columns = group.ceil_columns(target) - held.start[index]
         in_steps = jnp.maximum(jnp.minimum(columns, bound) - held.count[index], 0)
         needs.append(jnp.where(num_tokens > plan.max_step_tokens, in_steps, one_step))
-        # With steps of one token a row never holds more than this.
-        fewest = group.blocks_per_row(1, plan.max_seq_len)
-        most.append(jnp.minimum(columns, fewest))
-    free = state.pool.num_free - keep
-    later = jnp.any(by_pool(plan, jnp.stack(needs)) > free[:, None], axis=0)
-    never = too_long | outgrows(plan, jnp.stack(most))
+    later = ~block_pool.fit(state.pool, by_pool(plan, jnp.stack(needs)), keep)
+    # However it gets there, a row of that length holds at least this.
+    never = too_long | outgrows(plan, held_columns(groups, Lengths.exactly(target)).count)
     verdict = jnp.where(never, Status.NEVER, jnp.where(later, Status.LATER, Status.OK))
     return jnp.where(num_tokens > 0, verdict, Status.OK).astype(jnp.int32)

@@ -4,7 +4,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from kvpool import block_pool
 from kvpool.plan import Plan
+from kvpool.slabs import slabs_for
 from kvpool.state import State, by_pool, per_group
 from kvpool.status import Result, Status
 
@@ -16,8 +18,8 @@ def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) 
       needs: i32[G, R], new blocks that each row wants.
       status: i32[R]; rows at OK are well-formed, SKIPPED ones were not asked, others are at fault.
       each: True serves rows in order: a row is granted when the blocks asked by it and by all
-        well-formed rows before it are free in every pool, or when it needs none. False grants all
-        rows or none.
+        well-formed rows before it are free in all pools together, or when it needs none. False
+        grants all rows or none.
 
     Returns:
       A Result without copies and blocks.
@@ -27,10 +29,11 @@ def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) 
     well_formed = status == Status.OK
     asked = by_pool(state.plan, jnp.where(well_formed, needs, 0))  # i32[P, R]
     total = jnp.sum(asked, axis=1, dtype=jnp.int32)
-    free = state.pool.num_free
-    all_fit = jnp.all(total <= free)
+    all_fit = block_pool.fit(state.pool, total)
     if each:
-        granted = well_formed & jax.lax.cond(all_fit, _everyone, _in_order, asked, free)
+        granted = well_formed & jax.lax.cond(
+            all_fit, _everyone, lambda asked: _in_order(asked, state.pool), asked
+        )
         refused = jnp.int32(Status.OUT_OF_BLOCKS)
     else:
         at_fault = jnp.any(~well_formed & (status != Status.SKIPPED))
@@ -40,27 +43,30 @@ def serve(state: State, needs: jax.Array, status: jax.Array, each: bool = True) 
         granted=granted,
         status=jnp.where(well_formed & ~granted, refused, status).astype(jnp.int32),
         ok=jnp.all(granted | (status == Status.SKIPPED)),
-        shortfall=per_group(state.plan, jnp.maximum(total - free, 0)),
+        shortfall=per_group(state.plan, block_pool.shortfall(state.pool, total)),
+        cached=per_group(state.plan, state.pool.num_cached),
         copies={},
         blocks={},
     )
 
 
-def _everyone(asked, free):
+def _everyone(asked):
     return jnp.ones(asked.shape[1], bool)
 
 
-def _in_order(asked, free):
-    fits = jnp.all(jnp.cumsum(asked, axis=1, dtype=jnp.int32) <= free[:, None], axis=0)
+def _in_order(asked, pool):
+    fits = block_pool.fit(pool, jnp.cumsum(asked, axis=1, dtype=jnp.int32))
     return fits | ~jnp.any(asked > 0, axis=0)
 
 
 def outgrows(plan: Plan, blocks: jax.Array) -> jax.Array:
-    """bool[R]: a row with `blocks` i32[G, R] in all holds more than some pool has."""
+    """bool[R]: a row with `blocks` i32[G, R] in all holds more than the pools have."""
     if plan.row_fits:
         return jnp.zeros(blocks.shape[1], bool)
     sizes = jnp.asarray(plan.pool_sizes, jnp.int32)[:, None]
-    return jnp.any(by_pool(plan, blocks) > sizes, axis=0)
+    blocks = by_pool(plan, blocks)
+    filled = jnp.sum(slabs_for(plan.pool_per_slab, blocks), axis=0, dtype=jnp.int32)
+    return jnp.any(blocks > sizes, axis=0) | (filled > plan.slabs)
 
 
 def first_fault(asked: jax.Array, *faults: tuple[jax.Array, Status]) -> jax.Array:

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from kvpool import tables
+from kvpool import slab_invariants, tables
 from kvpool.held import Held, Lengths, held_columns
 from kvpool.indices import NULL_BLOCK
 from kvpool.state import State
@@ -15,7 +15,9 @@ def check(state: State) -> None:
 
     Free and held blocks make up each pool; no id stands twice in a free stack; each holder count
     equals the table columns and retains that name the block; a row holds exactly the columns that
-    its lengths call for, and in them all that a query at its settled length reads.
+    its lengths call for, and in them all that a query at its settled length reads. Every slab is
+    free, or has blocks of the one pool that owns it, and of no other; what is counted of its
+    blocks, and where it stands on a stack, is right.
 
     Raises:
       InvariantError: naming the group and the block or row, or the faults that are set.
@@ -30,21 +32,24 @@ def check(state: State) -> None:
         _check_table(state, index, held)
     _check_rows(state)
     for pool in range(len(state.plan.pool_sizes)):
-        _check_pool(state, pool)
+        _check_holders(state, pool)
+        if not state.plan.pool_per_slab[pool]:
+            _check_free_stack(state, pool)
+    slab_invariants.check(state.pool, require)
 
 
 def _check_rows(state: State) -> None:
     plan = state.plan
     ordered = (state.seq_lens >= 0) & (state.seq_lens <= state.solid) & (state.solid <= state.tail)
     ordered &= (state.tail <= state.room) & (state.room <= plan.max_seq_len)
-    _require(
+    require(
         ordered,
         lambda row: (
             f"row {row}: wanted 0 <= settled <= solid <= tail <= room <= {plan.max_seq_len}, got "
             f"{state.seq_lens[row]}, {state.solid[row]}, {state.tail[row]}, {state.room[row]}"
         ),
     )
-    _require(state.live | (state.room == 0), lambda row: f"row {row}: free, but has room")
+    require(state.live | (state.room == 0), lambda row: f"row {row}: free, but has room")
 
 
 def _check_table(state: State, index: int, held: Held) -> None:
@@ -55,14 +60,14 @@ def _check_table(state: State, index: int, held: Held) -> None:
     )
     column = np.arange(ids.shape[1])
     wanted = ((column >= start) & (column < gap)) | ((column >= resume) & (column < stop))
-    _require(
+    require(
         ~wanted | ((ids >= 0) & (ids < size)),
         lambda row, column: (
             f"group {name}, row {row}: column {column} is live at settled length "
             f"{state.seq_lens[row]}, but names block {ids[row, column]} of {size}"
         ),
     )
-    _require(
+    require(
         wanted | (ids == NULL_BLOCK),
         lambda row, column: (
             f"group {name}, row {row}: column {column} is dead or not held at settled length "
@@ -80,7 +85,7 @@ def _check_written(state: State, index: int, ids: jax.Array) -> None:
     first = group.region.first_read(state.seq_lens)[:, None]
     unread = np.maximum(first - np.arange(ids.shape[1]) * group.block_size, 0)
     lacks = unwritten[state.pool.offsets[pool] + np.maximum(ids, 0)]
-    _require(
+    require(
         (ids == NULL_BLOCK) | ((lacks >= 0) & (lacks <= unread)),
         lambda row, column: (
             f"group {group.name}, row {row}: block {ids[row, column]} in column {column} lacks its "
@@ -90,42 +95,61 @@ def _check_written(state: State, index: int, ids: jax.Array) -> None:
     )
 
 
-def _check_pool(state: State, pool: int) -> None:
+def _of_pool(state: State, pool: int):
+    """(names of the groups, the pool's elements of holders and retained)."""
+    groups = zip(state.plan.spec.groups, state.plan.pool_of, strict=True)
+    start = state.pool.offsets[pool]
+    part = slice(start, start + state.plan.pool_sizes[pool])
+    return ", ".join(group.name for group, owner in groups if owner == pool), part
+
+
+def _check_holders(state: State, pool: int) -> None:
     plan, size = state.plan, state.plan.pool_sizes[pool]
-    groups = [index for index, owner in enumerate(plan.pool_of) if owner == pool]
-    name = ", ".join(plan.spec.groups[index].name for index in groups)
-    part = slice(state.pool.offsets[pool], state.pool.offsets[pool] + size)
+    name, part = _of_pool(state, pool)
     holders, retained = state.pool.holders[part], state.pool.retained[part]
-    free = state.pool.free_ids[part][: state.pool.num_free[pool]]
-    counts = np.bincount(free[(free >= 0) & (free < size)], minlength=size)
     places = retained.copy()
-    for index in groups:
-        ids = tables.of_group(state.table, index)
-        places += np.bincount(ids[(ids >= 0) & (ids < size)], minlength=size).astype(np.int32)
-    _require(
-        counts <= 1, lambda block: f"group {name}: block {block} is free {counts[block]} times"
-    )
-    _require(
-        (counts == 0) | (places == 0),
-        lambda block: f"group {name}: block {block} is free, but {places[block]} places name it",
-    )
-    _require(
+    for index, owner in enumerate(plan.pool_of):
+        if owner == pool:
+            ids = tables.of_group(state.table, index)
+            places += np.bincount(ids[(ids >= 0) & (ids < size)], minlength=size).astype(np.int32)
+    require(
         holders == places,
         lambda block: (
             f"group {name}: block {block} counts {holders[block]} holders, but {places[block]} "
             f"places name it ({retained[block]} of them retains)"
         ),
     )
-    _require(
+    require(
+        retained >= 0, lambda block: f"group {name}: block {block} counts {retained[block]} retains"
+    )
+    cached = np.sum((retained > 0) & (retained == holders))
+    counted = state.pool.num_cached[pool]
+    require(
+        [cached == counted],
+        lambda _: f"group {name}: counts {counted} blocks that only retains hold, has {cached}",
+    )
+
+
+def _check_free_stack(state: State, pool: int) -> None:
+    size = state.plan.pool_sizes[pool]
+    name, part = _of_pool(state, pool)
+    holders = state.pool.holders[part]
+    start = sum(state.pool.stack_sizes[:pool])
+    free = state.pool.free_ids[start : start + state.pool.num_free[pool]]
+    counts = np.bincount(free[(free >= 0) & (free < size)], minlength=size)
+    require(counts <= 1, lambda block: f"group {name}: block {block} is free {counts[block]} times")
+    require(
+        (counts == 0) | (holders == 0),
+        lambda block: f"group {name}: block {block} is free, but {holders[block]} places name it",
+    )
+    require(
         (counts == 1) | (holders > 0),
         lambda block: f"group {name}: block {block} is lost, neither free nor held",
     )
-    _require(
-        retained >= 0, lambda block: f"group {name}: block {block} counts {retained[block]} retains"
-    )
 
 
-def _require(holds, message) -> None:
+def require(holds, message) -> None:
+    """InvariantError of message(*index) for the first element that does not hold."""
     where = np.argwhere(~np.asarray(holds))
     if len(where):
         raise InvariantError(message(*where[0].tolist()))

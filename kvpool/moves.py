@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kvpool import indices
-from kvpool.running import running_sum
+from kvpool.running import running_sum, stored
 
 WIDTH = 256  # moves of one pass; a pass costs about the same from 1 to 256
 BUCKET = 4  # rows counted together: prefix sums run over buckets, a search over the rows of one
@@ -59,9 +59,9 @@ def for_each_block(counts: jax.Array, body, carry):
         place = number - indices.take(starts, bucket, 0)
         members = indices.take(buckets, bucket, 0)
         member, place = _split(place, [members[:, i] for i in range(BUCKET)])
-        row, place = _stored(bucket * BUCKET + member), _stored(place)
+        row, place = stored(bucket * BUCKET + member), stored(place)
         group, place = _split(place, [indices.take(in_group, row, 0) for in_group in counts])
-        moves = Moves(_stored(group), row, place, valid=number < ends[-1])
+        moves = Moves(stored(group), row, place, valid=number < ends[-1])
         return begin + WIDTH, body(carry, moves)
 
     return lax.while_loop(lambda loop: loop[0] < ends[-1], one_pass, (jnp.int32(0), carry))[1]
@@ -82,12 +82,3 @@ def _split(place, counts):
         which = which + (seen <= place)
         before = jnp.where(seen <= place, seen, before)
     return which, place - before
-
-
-def _stored(array):
-    """The array i32[K], computed once.
-
-    What finds a move would otherwise be fused with everything that uses it and done again for every
-    use, on the CPU at three times the cost of a pass. A scatter is not fused with its users.
-    """
-    return jnp.zeros_like(array).at[jnp.arange(WIDTH)].set(array, unique_indices=True)

@@ -2,16 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kvpool import schema
 from kvpool.group import Group
 from kvpool.needs import bytes_of, largest, prefill_blocks
+from kvpool.plan_text import describe
 from kvpool.regions import positive, token_count
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
-from kvpool.text import table
 
 
 class Peak(NamedTuple):
@@ -29,6 +29,10 @@ class Plan:
     `blocks` are counts per group, in the order of `spec.groups`. `pool_of` names the pool of each
     group: groups with the same number draw from the same blocks. `kept` are the blocks of each pool
     that admission is to leave free for the rows that run; none where it is empty.
+
+    Pools of an elastic cache draw from one array of `slabs` of `slab_bytes`; `per_slab` says for
+    each group how many of its blocks a slab holds, 0 for a group with memory of its own. The blocks
+    of such a pool are those it has if it gets every slab: block id = slab * per_slab + place.
     """
 
     spec: CacheSpec
@@ -39,6 +43,9 @@ class Plan:
     snapshots: int
     pool_of: tuple[int, ...]
     kept: tuple[int, ...] = ()
+    slabs: int = 0
+    slab_bytes: int = 0
+    per_slab: tuple[int, ...] = ()
 
     @property
     def num_blocks(self) -> dict[str, int]:
@@ -50,6 +57,69 @@ class Plan:
         """Blocks of each pool."""
         return tuple(dict(zip(self.pool_of, self.blocks, strict=True)).values())
 
+    @functools.cached_property
+    def pool_per_slab(self) -> tuple[int, ...]:
+        """Blocks of each pool in a slab; 0 for a pool with memory of its own."""
+        per_slab = self.per_slab or (0,) * len(self.pool_of)
+        return tuple(dict(zip(self.pool_of, per_slab, strict=True)).values())
+
+    @functools.cached_property
+    def array_of(self) -> tuple[int, ...]:
+        """The block array that each group lives in: one for all slabs, one for each other pool."""
+        homes = [-1 if self.pool_per_slab[pool] else pool for pool in self.pool_of]
+        numbers = {home: number for number, home in enumerate(dict.fromkeys(homes))}
+        return tuple(numbers[home] for home in homes)
+
+    @functools.cached_property
+    def slab_array(self) -> int | None:
+        """The block array that is cut into slabs, None where there is none."""
+        homes = zip(self.array_of, self.pool_of, strict=True)
+        return next((array for array, pool in homes if self.pool_per_slab[pool]), None)
+
+    @functools.cached_property
+    def array_rows(self) -> tuple[int, ...]:
+        """Rows of each block array: slabs, or blocks of its pool."""
+        rows: dict[int, int] = {}
+        for pool, array, blocks in zip(self.pool_of, self.array_of, self.blocks, strict=True):
+            rows[array] = self.slabs if self.pool_per_slab[pool] else blocks
+        return tuple(rows.values())
+
+    @functools.cached_property
+    def array_bytes(self) -> tuple[int, ...]:
+        """Bytes of a row of each block array: the slab, or the largest block of its groups."""
+        sizes: dict[int, int] = {}
+        for group, pool, array in zip(self.spec.groups, self.pool_of, self.array_of, strict=True):
+            size = self.slab_bytes if self.pool_per_slab[pool] else group.bytes_per_block
+            sizes[array] = max(size, sizes.get(array, 0))
+        return tuple(sizes.values())
+
+    @functools.cached_property
+    def per_row(self) -> tuple[int, ...]:
+        """Blocks of each group in a row of its array: 1, or those of a slab."""
+        return tuple(self.pool_per_slab[pool] or 1 for pool in self.pool_of)
+
+    def row_bytes(self, group: Group) -> int:
+        """Bytes that a block of a group with memory of its own takes, the unused ones included."""
+        return self.array_bytes[self.array_of[self.spec.groups.index(group)]]
+
+    def by_pool(self, blocks: Sequence[int]) -> list[int]:
+        """So many blocks of each group summed over the groups of each pool."""
+        sums = [0] * len(self.pool_per_slab)
+        for pool, count in zip(self.pool_of, blocks, strict=True):
+            sums[pool] += count
+        return sums
+
+    def slabs_for(self, blocks: Sequence[int]) -> int:
+        """Slabs that hold so many blocks of each group at the same time."""
+        pools = zip(self.by_pool(blocks), self.pool_per_slab, strict=True)
+        return sum(-(-count // each) for count, each in pools if each)
+
+    def holds(self, blocks: Sequence[int]) -> bool:
+        """Whether so many blocks of each group fit at the same time."""
+        pools = zip(self.by_pool(blocks), self.pool_sizes, strict=True)
+        fits = all(count <= size for count, size in pools)
+        return fits and self.slabs_for(blocks) <= self.slabs
+
     @property
     def keep_free(self) -> dict[str, int]:
         """{group name: blocks of its pool kept free for the rows that run}, as `fits` takes it."""
@@ -59,17 +129,25 @@ class Plan:
     @property
     def total_bytes(self) -> int:
         """Bytes of the block arrays."""
-        return bytes_of(self.spec.groups, self.blocks)
+        pairs = zip(self.array_rows, self.array_bytes, strict=True)
+        return sum(rows * size for rows, size in pairs)
 
     @property
     def token_capacity(self) -> int:
         """Most tokens, over all rows, for which every group of tokens has its blocks."""
 
         def fits(tokens):
-            groups = zip(self.spec.groups, self.blocks, strict=True)
-            return all(g.is_state or self.blocks_for(g, tokens) <= have for g, have in groups)
+            return self.holds([self.counted(group, tokens) for group in self.spec.groups])
 
         return largest(self.max_tokens, fits)
+
+    def counted(self, group: Group, tokens: int) -> int:
+        """Blocks of a group for `tokens` tokens, but states only where they share their memory."""
+        if not group.is_state:
+            return self.blocks_for(group, tokens)
+        pool = self.pool_of[self.spec.groups.index(group)]
+        alone = self.pool_of.count(pool) == 1 and not self.pool_per_slab[pool]
+        return 0 if alone else min(self.max_seqs, tokens) + self.snapshots
 
     @property
     def max_tokens(self) -> int:
@@ -83,10 +161,7 @@ class Plan:
     @functools.cached_property
     def row_fits(self) -> bool:
         """Whether the longest row fits into the empty pools, so that nothing is never possible."""
-        most = [0] * len(self.pool_sizes)
-        for group, pool in zip(self.spec.groups, self.pool_of, strict=True):
-            most[pool] += self.blocks_per_row(group)
-        return all(need <= size for need, size in zip(most, self.pool_sizes, strict=True))
+        return self.holds([self.blocks_per_row(group) for group in self.spec.groups])
 
     def columns(self, group: Group) -> int:
         """Columns of the group's block table."""
@@ -135,6 +210,9 @@ class Plan:
             **{name: getattr(self, name) for name in _LIMITS},
             "pool_of": list(self.pool_of),
             "kept": list(self.kept),
+            "slabs": self.slabs,
+            "slab_bytes": self.slab_bytes,
+            "per_slab": list(self.per_slab),
         }
 
     @classmethod
@@ -145,31 +223,21 @@ class Plan:
           SpecError: for a newer version or an unknown key, by name; for counts that are no counts.
         """
         schema.check_version("plan", data)
-        known = {"schema_version", "spec", "num_blocks", *_LIMITS, "pool_of", "kept"}
+        counts = {"kept": (), "slabs": 0, "slab_bytes": 0, "per_slab": ()}
+        known = {"schema_version", "spec", "num_blocks", *_LIMITS, "pool_of", *counts}
         schema.refuse_unknown("plan", data, known)
         spec = CacheSpec.from_dict(data.get("spec", {}))
         names = [group.name for group in spec.groups]
         num_blocks = schema.exactly("num_blocks", data.get("num_blocks"), names)
         blocks = tuple(positive(f"num_blocks[{name!r}]", num_blocks[name]) for name in names)
-        given = {"max_step_tokens": data.get("max_seq_len"), "snapshots": 0, **data}
-        limits = {name: token_count(name, given.get(name)) for name in _LIMITS[:-1]}
-        limits["snapshots"] = schema.count("snapshots", given["snapshots"])
+        given = {"max_step_tokens": data.get("max_seq_len"), "snapshots": 0, **counts, **data}
+        sizes: dict[str, Any] = {name: token_count(name, given.get(name)) for name in _LIMITS[:-1]}
+        sizes |= {name: schema.count(name, given[name]) for name in ("snapshots", *_SLABS)}
+        sizes |= {name: schema.counts(name, given[name]) for name in ("kept", "per_slab")}
         pool_of = schema.counts("pool_of", data.get("pool_of", tuple(range(len(names)))))
-        if len(pool_of) != len(names) or set(pool_of) != set(range(max(pool_of, default=0) + 1)):
-            raise SpecError(f"pool_of: wanted a pool for each of {', '.join(names)}, got {pool_of}")
-        pools = dict(zip(pool_of, blocks, strict=True))
-        if list(pools) != list(range(len(pools))):
-            raise SpecError(
-                f"pool_of: wanted pools in the order of their first groups, got {pool_of}"
-            )
-        kept = schema.counts("kept", data.get("kept", ()))
-        if any(keep > size for keep, size in zip(kept, pools.values(), strict=False)):
-            raise SpecError(f"kept: got {kept}, more than the pools {tuple(pools.values())}")
-        if kept and len(kept) != len(set(pool_of)):
-            raise SpecError(
-                f"kept: wanted a count for each of {len(set(pool_of))} pools, got {kept}"
-            )
-        return cls(spec, blocks, pool_of=pool_of, kept=kept, **limits)
+        made = cls(spec, blocks, pool_of=pool_of, **sizes)
+        _check_pools(made)
+        return made
 
     def __reduce__(self):
         return Plan.from_dict, (self.to_dict(),)
@@ -189,24 +257,42 @@ class Plan:
         return self._hash
 
     def __str__(self) -> str:
-        rows = [("group", "layers", "tokens/block", "bytes/block", "blocks", "MiB", "share")]
-        for group, blocks in zip(self.spec.groups, self.blocks, strict=True):
-            used = blocks * group.bytes_per_block
-            rows.append(
-                (
-                    group.name,
-                    str(len(group.layers)),
-                    "-" if group.is_state else f"{group.block_size:,}",
-                    f"{group.bytes_per_block:,}",
-                    f"{blocks:,}",
-                    f"{used / 2**20:,.1f}",
-                    f"{used / self.total_bytes:.1%}",
-                )
-            )
-        return (
-            f"{table(rows)}\n{self.total_bytes / 2**20:,.1f} MiB; {self.token_capacity:,} tokens "
-            f"in up to {self.max_seqs:,} rows of up to {self.max_seq_len:,}"
-        )
+        return describe(self)
 
 
 _LIMITS = ("max_seqs", "max_seq_len", "max_step_tokens", "snapshots")
+_SLABS = ("slabs", "slab_bytes")
+
+
+def _check_pools(plan: Plan) -> None:
+    """SpecError unless pools, their sizes and slabs are what planning could have made."""
+    names = [group.name for group in plan.spec.groups]
+    numbered = list(dict.fromkeys(plan.pool_of)) == list(range(len(set(plan.pool_of))))
+    if len(plan.pool_of) != len(names) or not numbered:
+        raise SpecError(
+            f"pool_of: wanted a pool for each of {', '.join(names)}, in the order of the groups, "
+            f"got {plan.pool_of}"
+        )
+    pools = len(set(plan.pool_of))
+    if plan.kept and len(plan.kept) != pools:
+        raise SpecError(f"kept: wanted a count for each of {pools} pools, got {plan.kept}")
+    if any(keep > size for keep, size in zip(plan.kept, plan.pool_sizes, strict=False)):
+        raise SpecError(f"kept: got {plan.kept}, more than the pools {plan.pool_sizes}")
+    if plan.per_slab and len(plan.per_slab) != len(names):
+        raise SpecError(
+            f"per_slab: wanted a count for each of {', '.join(names)}, got {plan.per_slab}"
+        )
+    for index, group in enumerate(plan.spec.groups):
+        each = plan.per_slab[index] if plan.per_slab else 0
+        pool = plan.pool_of.index(plan.pool_of[index])
+        size, have = plan.blocks[pool], plan.blocks[index]
+        if each * group.bytes_per_block > plan.slab_bytes or (each and have != each * plan.slabs):
+            raise SpecError(
+                f"num_blocks[{group.name!r}]: wanted {each} in each of {plan.slabs} slabs of "
+                f"{plan.slab_bytes} bytes, got {have} of {group.bytes_per_block}"
+            )
+        if have != size or each != (plan.per_slab[pool] if plan.per_slab else 0):
+            raise SpecError(
+                f"num_blocks[{group.name!r}]: wanted {size} like {names[pool]!r}, which draws from "
+                f"the same pool, got {have}"
+            )

@@ -42,8 +42,8 @@ def _snapshot(state, rows):
     result = serve(state, wanted.astype(jnp.int32), status)
     wanted &= result.granted
     pool, ids = allocate_one_each(plan, state.pool, wanted)
-    pools = jnp.asarray(plan.pool_of, jnp.int32)[:, None]
-    pool = dataclasses.replace(pool, retained=indices.add(pool.retained, pool.place(pools, ids), 1))
+    pools = jnp.broadcast_to(jnp.asarray(plan.pool_of, jnp.int32)[:, None], ids.shape)
+    pool = block_pool.keep(pool, pools.reshape(-1), ids.reshape(-1))
     groups = jnp.arange(len(plan.pool_of), dtype=jnp.int32)[:, None]
     source = tables.take(state.table, groups, rows[None], jnp.zeros_like(ids), wanted)
     states = [(g, group.name) for g, group in enumerate(plan.spec.groups) if group.is_state]
@@ -103,13 +103,12 @@ def _drop(state, ids, pools):
     number = jnp.arange(places.shape[0], dtype=jnp.int32)
     earlier = number - jnp.searchsorted(places, places).astype(jnp.int32)
     ours = earlier < indices.take(state.pool.retained, places, 0)
-    pad = (0, -ids.shape[0] % WIDTH)
-    dropped = jnp.pad(jnp.where(ours, ids, NULL_BLOCK), pad, constant_values=NULL_BLOCK)
-    pools = jnp.pad(pools, pad, mode="edge")
-    pool = dataclasses.replace(
-        state.pool,
-        retained=indices.add(state.pool.retained, jnp.where(ours, places, size), -1),
+    pool, dropped = block_pool.unretain(
+        state.pool, pools, jnp.where(ours, ids, NULL_BLOCK), first=earlier == 0
     )
+    pad = (0, -ids.shape[0] % WIDTH)
+    dropped = jnp.pad(dropped, pad, constant_values=NULL_BLOCK)
+    pools = jnp.pad(pools, pad, mode="edge")
     pool, _ = jax.lax.scan(
         lambda pool, one_pass: (block_pool.unhold(pool, *one_pass), None),
         pool,

@@ -1,7 +1,8 @@
 """The stored form of specs and plans: JSON values, with a version.
 
 Raise `VERSION` when the form changes, keep reading the older ones, and keep a fixture of each.
-Version 2 added `block_sizes` and `drafts` to specs, and the stored form of plans.
+Version 2 added `block_sizes` and `drafts` to specs, and the stored form of plans; version 3 the
+slabs of plans.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import numpy as np
 from kvpool.regions import Region, SharedWith
 from kvpool.status import SpecError
 
-VERSION = 2  # since 1: scales, block sizes, drafts, plans
+VERSION = 3  # since 1: scales, block sizes, drafts, plans; since 2: slabs
 
 
 def check_version(where: str, data) -> None:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvpool import pooling as poolings
 from kvpool import regions, schema
 from kvpool.group import Group
 from kvpool.owners import layer_of, owners_of
 from kvpool.regions import Region, positive, token_count
 from kvpool.status import SpecError
-
-POOLINGS = ("independent",)
 
 
 class Draft(NamedTuple):
@@ -60,7 +59,9 @@ class CacheSpec:
             layer's cache, whole or one tag of it) or None (no cache).
           block_size: tokens of a block; a group rounds it up to a multiple of its region's
             tokens per entry.
-          pooling: "independent": every group has a pool of its own.
+          pooling: "independent": every group has a pool of its own. "shared": groups whose blocks
+            have nearly the same bytes draw from one pool, and blocks of tokens are made longer
+            where that brings them there. "elastic": all groups draw from one array, cut into slabs.
           block_sizes: {group name: tokens} of groups whose blocks are to have another size, e.g. a
             ring of 8 tokens, of which a block of 16 wastes half.
           drafts: which of the last layers are draft modules; `with_draft` writes it.
@@ -70,16 +71,17 @@ class CacheSpec:
         """
         if isinstance(layers, (str, Mapping)) or not isinstance(layers, Sequence):
             raise SpecError(f"layers: wanted a sequence of layers, got {type(layers).__name__}")
-        if pooling not in POOLINGS:
-            raise SpecError(f"pooling: wanted one of {', '.join(POOLINGS)}, got {pooling!r}")
+        if pooling not in poolings.POOLINGS:
+            wanted = ", ".join(poolings.POOLINGS)
+            raise SpecError(f"pooling: wanted one of {wanted}, got {pooling!r}")
         layers = tuple(layer_of(number, layer) for number, layer in enumerate(layers))
         size, drafts = token_count("block_size", block_size), _drafts(drafts, len(layers))
         spec = cls(layers, size, pooling, (), drafts)
         if not spec.groups:
             raise SpecError(f"layers: wanted a layer with a cache, got none in {len(layers)}")
-        if not block_sizes:
+        if not block_sizes and pooling != poolings.SHARED:
             return spec
-        return cls(layers, size, pooling, _block_sizes(spec, block_sizes), drafts)
+        return cls(layers, size, pooling, _block_sizes(spec, block_sizes or {}), drafts)
 
     @classmethod
     def from_hf_config(cls, config, *, block_size=None, dtype=None, pooling="independent"):
@@ -255,7 +257,10 @@ def _drafts(drafts, num_layers: int) -> tuple[Draft, ...]:
 
 
 def _block_sizes(spec: CacheSpec, sizes) -> tuple[tuple[str, int], ...]:
-    """The sizes that differ from the spec's, in the order of the groups."""
+    """The sizes that differ from the spec's, in the order of the groups; of a shared cache all.
+
+    There a group that is not named gets the size that suits the others, so a spec names them all.
+    """
     if not isinstance(sizes, Mapping):
         raise SpecError(f"block_sizes: wanted {{group name: tokens}}, got {sizes!r}")
     tokens = {name: token_count(f"block_sizes[{name!r}]", size) for name, size in sizes.items()}
@@ -263,6 +268,10 @@ def _block_sizes(spec: CacheSpec, sizes) -> tuple[tuple[str, int], ...]:
         if spec.group(name).is_state:
             raise SpecError(f"block_sizes: {name!r} has one state a row, not blocks of tokens")
     whole = {g.name: g.region.block_tokens(tokens.get(g.name, g.block_size)) for g in spec.groups}
+    if spec.pooling == poolings.SHARED:
+        groups = [dataclasses.replace(g, block_size=whole[g.name]) for g in spec.groups]
+        whole = poolings.equal_sizes(tuple(groups), tokens)
+        return tuple((g.name, whole[g.name]) for g in spec.groups if not g.is_state)
     return tuple((g.name, whole[g.name]) for g in spec.groups if whole[g.name] != g.block_size)
 
 

@@ -60,7 +60,12 @@ def init_state(spec: CacheSpec, plan: Plan, device=None) -> State:
         tail=rows(),
         live=jnp.zeros(plan.max_seqs, bool),
         table=tables.init(plan.max_seqs, tuple(map(plan.columns, spec.groups))),
-        pool=block_pool.init(plan.pool_sizes, any(group.short_chunks for group in spec.groups)),
+        pool=block_pool.init(
+            plan.pool_sizes,
+            plan.slabs,
+            plan.pool_per_slab,
+            may_lack=any(group.short_chunks for group in spec.groups),
+        ),
         faults=jnp.zeros((), jnp.int32),
         plan=plan,
     )
@@ -84,8 +89,12 @@ def table_of(state: State, group: str) -> jax.Array:
 
 
 def free_blocks(state: State) -> dict[str, jax.Array]:
-    """{group name: i32[]}, blocks of the group's pool that nobody holds."""
-    return per_group(state.plan, state.pool.num_free)
+    """{group name: i32[]}, blocks that the group could still get if no other group got any.
+
+    They are those of its pool that nobody holds. Where pools share slabs, they are the unused ones
+    in the slabs of its pool and all those of the free slabs, which other groups count as well.
+    """
+    return per_group(state.plan, block_pool.free(state.pool))
 
 
 def per_group(plan: Plan, values: jax.Array) -> dict[str, jax.Array]:

@@ -47,11 +47,17 @@ class Result(NamedTuple):
     """The answer of a verb to the rows it was asked for.
 
     R is the number of rows asked: S for `reserve` and `truncate`, the length of `rows` otherwise.
+
+    Blocks are asked by rows that are well-formed. Where groups share slabs, what is free for one
+    are the unused blocks in its slabs, and those of the free slabs that the other groups' blocks
+    asked leave over. Some shortfall is above 0 just when not all that was asked fits. What only a
+    cache keeps, here or in another group, can make room: `cached` says whose blocks those are.
     """
 
     granted: jax.Array  # bool[R]
     status: jax.Array  # i32[R], a Status
     ok: jax.Array  # bool[], every row asked was granted
-    shortfall: dict[str, jax.Array]  # i32[] per group: max(0, blocks asked - free)
+    shortfall: dict[str, jax.Array]  # i32[] per group: max(0, blocks asked - free for it)
+    cached: dict[str, jax.Array]  # i32[] per group: blocks of its pool that only retains hold
     copies: dict[str, tuple[jax.Array, jax.Array]]  # group: (src, dst) i32[R], -1 pads
     blocks: dict[str, jax.Array]  # state group: i32[R], the snapshots taken; {} elsewhere

@@ -4,6 +4,11 @@ The verbs work eagerly and under jit, and never copy a donated storage. XLA orde
 later write only where the write depends on what was read, and else copies the whole array: in a
 step, write a layer's tokens first and read them then. A recurrent state is read first, and every
 buffer that was read has to take part in what is written.
+
+Where groups share an array this holds across them: what one group's write brings must depend on
+what was read of the others before. Where it does not, as for attention and state heads side by
+side, the CPU's compiler needs the option `xla_cpu_copy_insertion_use_region_analysis`; a GPU's does
+not.
 """
 
 import dataclasses
@@ -25,12 +30,13 @@ from kvpool.step import StepView
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """One block array a group, in the order of `spec.groups`.
+    """The block arrays: one a group, or one for the groups that share it, as the plan says.
 
-    A block is one contiguous run of bytes, laid out as `Group` says.
+    A block is one contiguous run of bytes, laid out as `Group` says. A row of an array is a block,
+    or a slab of several.
     """
 
-    blocks: tuple[jax.Array, ...]  # u[N, W] each, W words of words.word_of(group)
+    blocks: tuple[jax.Array, ...]  # u[N, W] each
     plan: Plan = dataclasses.field(metadata={"static": True})
 
 
@@ -50,10 +56,11 @@ def init_storage(spec: CacheSpec, plan: Plan, device=None) -> Storage:
                 f"group {group.name!r}: wanted less than 2^31 entries, got {blocks:,} blocks of "
                 f"{group.entries_per_block:,}"
             )
+    arrays = [words.word_of(plan, array) for array in range(len(plan.array_rows))]
     return Storage(
         tuple(
-            jnp.zeros((blocks, words.words_of_block(group)), words.word_of(group), device=device)
-            for group, blocks in zip(spec.groups, plan.blocks, strict=True)
+            jnp.zeros((rows, size // word.itemsize), word, device=device)
+            for rows, size, word in zip(plan.array_rows, plan.array_bytes, arrays, strict=True)
         ),
         plan,
     )
@@ -87,7 +94,7 @@ def write(
     payload = layers.payload(
         storage.plan.spec.groups[group], values, lead, any_width=view.rows is None
     )
-    blocks = entries.write(storage.blocks[group], view, layer, payload, group)
+    blocks = entries.write(_array(storage, group), view, layer, payload, group)
     return _with_blocks(storage, group, blocks)
 
 
@@ -123,7 +130,7 @@ def read(
     """
     group, layer = _locate(storage, view, layer, tag, state=False)
     places = step.places_of(view, group, rows, max_blocks)
-    return entries.read(storage.blocks[group], places, layer, storage.plan, group)
+    return entries.read(_array(storage, group), places, layer, storage.plan, group)
 
 
 def read_state(
@@ -137,7 +144,7 @@ def read_state(
       SpecError: for an unknown layer or tag, or a region that is no recurrent state.
     """
     group, layer = _locate(storage, view, layer, tag, state=True)
-    return entries.read_state(storage.blocks[group], view, layer, group)
+    return entries.read_state(_array(storage, group), view, layer, group)
 
 
 def write_state(
@@ -158,7 +165,7 @@ def write_state(
     """
     group, layer = _locate(storage, view, layer, tag, state=True)
     payload = layers.payload(storage.plan.spec.groups[group], values, view.seq_lens.shape)
-    blocks = entries.write_state(storage.blocks[group], view, layer, payload, group)
+    blocks = entries.write_state(_array(storage, group), view, layer, payload, group)
     return _with_blocks(storage, group, blocks)
 
 
@@ -179,7 +186,8 @@ def copy_blocks(storage: Storage, copies: Mapping[str, tuple]) -> Storage:
         group = spec.group_index(name)
         src = int32(f"copies[{name!r}] source", src, (None,))
         dst = int32(f"copies[{name!r}] target", dst, src.shape)
-        blocks = pallas_kernels.copy_blocks(storage.blocks[group], src, dst)
+        slab = words.words_of(storage.plan, group).slab
+        blocks = pallas_kernels.copy_blocks(_array(storage, group), src, dst, slab=slab)
         storage = _with_blocks(storage, group, blocks)
     return storage
 
@@ -197,9 +205,12 @@ def export_blocks(storage: Storage, group: str, ids) -> jax.Array:
       SpecError: for an unknown group.
       ValueError: for ids of a wrong shape or dtype.
     """
-    blocks = storage.blocks[storage.plan.spec.group_index(group)]
+    own = words.words_of(storage.plan, storage.plan.spec.group_index(group))
     ids = int32("ids", ids, (None,))
-    return pallas_kernels.state_gather(blocks, ids, shape=(blocks.shape[1],), dtype=blocks.dtype)
+    blocks = storage.blocks[own.array]
+    return pallas_kernels.state_gather(
+        blocks, ids, shape=(own.block,), dtype=own.word, slab=own.slab
+    )
 
 
 def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
@@ -214,10 +225,16 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
       ValueError: for ids or data of a wrong shape or dtype.
     """
     index = storage.plan.spec.group_index(group)
-    blocks = storage.blocks[index]
+    own = words.words_of(storage.plan, index)
     ids = int32("ids", ids, (None,))
-    data = layers.checked("data", data, (*ids.shape, blocks.shape[1]), blocks.dtype)
-    return _with_blocks(storage, index, pallas_kernels.paged_scatter(blocks, ids, data))
+    data = layers.checked("data", data, (*ids.shape, own.block), own.word)
+    blocks = pallas_kernels.paged_scatter(storage.blocks[own.array], ids, data, slab=own.slab)
+    return _with_blocks(storage, index, blocks)
+
+
+def _array(storage: Storage, group: int) -> jax.Array:
+    """The array that a group's blocks lie in."""
+    return storage.blocks[storage.plan.array_of[group]]
 
 
 def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
@@ -233,15 +250,23 @@ def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
       ValueError: for ids or data of a wrong shape or dtype.
     """
     index = storage.plan.spec.group_index(group)
-    blocks, each = storage.blocks[index], words.layer_words(storage.plan.spec.groups[index])
+    own = words.words_of(storage.plan, index)
     ids = int32("ids", ids, (None,))
-    data = layers.checked("data", data, (*ids.shape, each), blocks.dtype)
-    blocks = pallas_kernels.state_scatter(blocks, ids, (data,), starts=(0,), offset=layer * each)
+    data = layers.checked("data", data, (*ids.shape, own.layer), own.word)
+    blocks = pallas_kernels.state_scatter(
+        storage.blocks[own.array],
+        ids,
+        (data,),
+        starts=(0,),
+        offset=layer * own.layer,
+        slab=own.slab,
+    )
     return _with_blocks(storage, index, blocks)
 
 
 def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:
-    before, after = storage.blocks[:group], storage.blocks[group + 1 :]
+    array = storage.plan.array_of[group]
+    before, after = storage.blocks[:array], storage.blocks[array + 1 :]
     return Storage((*before, blocks, *after), storage.plan)
 
 

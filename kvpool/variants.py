@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
+from kvpool import pooling as poolings
 from kvpool import regions
 from kvpool.buffers import dtype_name
 from kvpool.regions import Region, positive
@@ -106,6 +107,20 @@ def with_window_blocks(spec: CacheSpec, share: float = 1 / 16) -> CacheSpec:
                 sizes[group.name] = size = size // 2
     return CacheSpec.from_layers(
         spec.layers, spec.block_size, spec.pooling, block_sizes=sizes, drafts=spec.drafts
+    )
+
+
+def with_pooling(spec: CacheSpec, pooling: str) -> CacheSpec:
+    """The spec with another pooling; "shared" makes blocks longer where that lets groups share.
+
+    Raises:
+      SpecError: for an unknown pooling, with those that there are.
+    """
+    sizes = {group.name: group.block_size for group in spec.groups if not group.is_state}
+    if pooling == poolings.SHARED:
+        sizes = poolings.equal_sizes(spec.groups, fixed=())
+    return CacheSpec.from_layers(
+        spec.layers, spec.block_size, pooling, block_sizes=sizes, drafts=spec.drafts
     )
 
 

@@ -21,6 +21,7 @@ def paged_gather(
     shape: tuple[int, ...],
     dtype,
     offset: int | jax.Array = 0,
+    slab: tuple[int, int] | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Reads the entries of one buffer that each row shows, from the blocks that it names.
@@ -33,6 +34,8 @@ def paged_gather(
       entries: E, entries of the buffer in a block.
       shape, dtype: of an entry; the dtype at least as wide as the word.
       offset: the word of a block at which entry 0 lies; an int or i32[], a multiple of 16 bytes.
+      slab: (blocks of a row, words of a block) where a row of `blocks` has several blocks, one
+        after the other; their ids count on from row to row. None: a row is a block.
       implementation: None, "xla" or "mosaic_gpu".
 
     Returns:
@@ -43,25 +46,28 @@ def paged_gather(
       ValueError: for a wrong shape, dtype or offset, naming got and wanted.
       NotImplementedError: for an implementation that does not run here.
     """
-    _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset)
-    options = {"entries": entries, "shape": tuple(shape), "dtype": np.dtype(dtype)}
+    _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset, slab)
+    options = {"entries": entries, "shape": tuple(shape), "dtype": np.dtype(dtype), "slab": slab}
     return _run(blocks, block_ids, starts, stops, offset, implementation, **options)
 
 
-def paged_gather_reference(blocks, block_ids, starts, stops, *, entries, shape, dtype, offset=0):
+def paged_gather_reference(
+    blocks, block_ids, starts, stops, *, entries, shape, dtype, offset=0, slab=None
+):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset)
+    _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset, slab)
     width = words.num_words(shape, dtype, blocks.dtype)
-    columns = offset + jnp.arange(entries * width)
-    valid = words.is_valid(block_ids, blocks.shape[0])
-    entry = blocks[jnp.where(valid, block_ids, 0)[..., None], columns]
+    valid = words.is_valid(block_ids, words.count_of(blocks, slab))
+    row, base = words.located(jnp.where(valid, block_ids, 0), slab)
+    first = jnp.broadcast_to(base + offset, row.shape)[..., None]
+    entry = blocks[row[..., None], first + jnp.arange(entries * width)]
     keep = _shown(block_ids, starts, stops, entries) & valid[..., None]
     entry = jnp.where(keep[..., None], entry.reshape(*keep.shape, width), 0)
     return words.from_words(entry, shape, dtype)
 
 
-def _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset):
-    words.check_blocks(blocks)
+def _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset, slab):
+    words.check_blocks(blocks, slab)
     words.check_ids("block_ids", block_ids, "S, M")
     words.check_offset("offset", offset, blocks.dtype)
     for name, bound in (("starts", starts), ("stops", stops)):
@@ -69,7 +75,8 @@ def _check(blocks, block_ids, starts, stops, entries, shape, dtype, offset):
             raise ValueError(
                 f"{name}: wanted i32[{block_ids.shape[0]}], got {bound.dtype}{list(bound.shape)}"
             )
-    words.check_span(blocks, entries * words.num_words(shape, dtype, blocks.dtype), offset)
+    span = entries * words.num_words(shape, dtype, blocks.dtype)
+    words.check_span(blocks, span, offset, slab)
 
 
 def _shown(block_ids, starts, stops, entries):
@@ -78,7 +85,7 @@ def _shown(block_ids, starts, stops, entries):
     return (index >= starts[:, None, None]) & (index < stops[:, None, None])
 
 
-@functools.partial(jax.jit, static_argnames=("entries", "shape", "dtype", "implementation"))
+@functools.partial(jax.jit, static_argnames=("entries", "shape", "dtype", "slab", "implementation"))
 def _run(blocks, block_ids, starts, stops, offset, implementation, **options):
     def mosaic_gpu(blocks, block_ids, starts, stops, offset):
         from pallas_kernels.mosaic_gpu.gather import gather
@@ -93,14 +100,14 @@ def _run(blocks, block_ids, starts, stops, offset, implementation, **options):
     return target.run(implementation, xla, mosaic_gpu, blocks, block_ids, starts, stops, offset)
 
 
-def _xla(blocks, block_ids, starts, stops, offset, entries, shape, dtype):
-    valid = words.is_valid(block_ids, blocks.shape[0])
+def _xla(blocks, block_ids, starts, stops, offset, entries, shape, dtype, slab):
+    valid = words.is_valid(block_ids, words.count_of(blocks, slab))
     keep = _shown(block_ids, starts, stops, entries) & valid[..., None]
     keep = keep.reshape(-1, entries)
 
     def gathered(blocks, ids, keep, offset):
         width = words.num_words(shape, dtype, blocks.dtype)
-        read = spans(blocks, ids, offset, entries * width)
+        read = spans(blocks, ids, offset, entries * width, slab)
         # Masked as words: a select of bfloat16 or fp8 goes by way of float32 and loses NaN bits.
         read = jnp.where(keep[..., None], read.reshape(*keep.shape, width), 0)
         return words.from_words(read, (math.prod(shape),), dtype)
@@ -121,10 +128,12 @@ def _xla(blocks, block_ids, starts, stops, offset, entries, shape, dtype):
     return read.reshape(*block_ids.shape, entries, *shape)
 
 
-def spans(blocks: jax.Array, block_ids: jax.Array, offset, width: int) -> jax.Array:
+def spans(blocks: jax.Array, block_ids: jax.Array, offset, width: int, slab=None) -> jax.Array:
     """u[K, width]: words of each block from `offset` on; ids i32[K], an absent one reads any."""
-    first = lax.broadcasted_iota(jnp.int32, (*block_ids.shape, 2), 1) == 0
-    at = jnp.where(first, block_ids[:, None], offset)  # a concatenation would be a branch
+    row, base = words.located(block_ids, slab)
+    begin = jnp.broadcast_to(base + offset, row.shape)
+    first = lax.broadcasted_iota(jnp.int32, (*row.shape, 2), 1) == 0
+    at = jnp.where(first, row[:, None], begin[:, None])  # a concatenation would be a branch
     numbers = lax.GatherDimensionNumbers(
         offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
     )

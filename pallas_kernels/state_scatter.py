@@ -21,6 +21,7 @@ def state_scatter(
     *,
     starts: tuple[int, ...],
     offset: int | jax.Array = 0,
+    slab: tuple[int, int] | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Writes the state of every row that has a block, in place where `blocks` is donated.
@@ -35,6 +36,8 @@ def state_scatter(
       starts: for each buffer its first word, ascending and without overlap; the words between two
         buffers may be overwritten with 0.
       offset: the word that `starts` count from; an int or i32[], a multiple of 16 bytes.
+      slab: (blocks of a row, words of a block) where a row of `blocks` has several blocks, one
+        after the other; their ids count on from row to row. None: a row is a block.
       implementation: None, "xla" or "mosaic_gpu".
 
     Returns:
@@ -44,24 +47,25 @@ def state_scatter(
       ValueError: for a wrong shape, dtype or offset, naming got and wanted.
       NotImplementedError: for an implementation that does not run here.
     """
-    _check(blocks, block_ids, values, starts, offset)
-    return _run(blocks, block_ids, tuple(values), offset, tuple(starts), implementation)
+    _check(blocks, block_ids, values, starts, offset, slab)
+    return _run(blocks, block_ids, tuple(values), offset, tuple(starts), slab, implementation)
 
 
-def state_scatter_reference(blocks, block_ids, values, *, starts, offset=0):
+def state_scatter_reference(blocks, block_ids, values, *, starts, offset=0, slab=None):
     """The same by indexing word by word."""
-    _check(blocks, block_ids, values, starts, offset)
-    size = blocks.shape[0]
-    rows = jnp.where(words.is_valid(block_ids, size), block_ids, size)[:, None]
+    _check(blocks, block_ids, values, starts, offset, slab)
+    size = words.count_of(blocks, slab)
+    rows, base = words.located(jnp.where(words.is_valid(block_ids, size), block_ids, size), slab)
+    first = jnp.broadcast_to(base + offset, rows.shape)[:, None]
     for value, start in zip(values, starts, strict=True):
         state = words.to_words(value, 1, blocks.dtype)
-        columns = offset + start + jnp.arange(state.shape[1])
-        blocks = blocks.at[rows, columns].set(state, mode="drop")
+        columns = first + start + jnp.arange(state.shape[1])
+        blocks = blocks.at[rows[:, None], columns].set(state, mode="drop")
     return blocks
 
 
-def _check(blocks, block_ids, values, starts, offset):
-    words.check_blocks(blocks)
+def _check(blocks, block_ids, values, starts, offset, slab):
+    words.check_blocks(blocks, slab)
     words.check_ids("block_ids", block_ids, "S")
     words.check_offset("offset", offset, blocks.dtype)
     if not values or len(values) != len(starts):
@@ -74,35 +78,36 @@ def _check(blocks, block_ids, values, starts, offset):
             raise ValueError(f"starts: wanted at least {end} for the next buffer, got {start}")
         end = start + words.num_words(value.shape[1:], value.dtype, blocks.dtype)
     words.check_start(starts[0])
-    words.check_span(blocks, end, offset)
+    words.check_span(blocks, end, offset, slab)
 
 
-@functools.partial(jax.jit, static_argnames=("starts", "implementation"))
-def _run(blocks, block_ids, values, offset, starts, implementation):
+@functools.partial(jax.jit, static_argnames=("starts", "slab", "implementation"))
+def _run(blocks, block_ids, values, offset, starts, slab, implementation):
     def mosaic_gpu(blocks, block_ids, values, offset):
         from pallas_kernels.mosaic_gpu.scatter import scatter
 
         # A state is the one entry of its block.
-        return scatter(blocks, block_ids, values, offset, starts=starts, entries=1)
+        options = {"starts": starts, "entries": 1, "slab": slab}
+        return scatter(blocks, block_ids, values, offset, **options)
 
     if not block_ids.size:
         return blocks
-    xla = functools.partial(_xla, starts=starts)
+    xla = functools.partial(_xla, starts=starts, slab=slab)
     return target.run(implementation, xla, mosaic_gpu, blocks, block_ids, values, offset)
 
 
-def _xla(blocks, block_ids, values, offset, starts):
+def _xla(blocks, block_ids, values, offset, starts, slab):
     row_bytes = sum(math.prod(value.shape[1:]) * value.dtype.itemsize for value in values)
-    together = functools.partial(_together, starts=starts)
+    together = functools.partial(_together, starts=starts, slab=slab)
     if row_bytes <= SMALL_BYTES:
         return together(blocks, block_ids, values, offset)
-    by_row = functools.partial(_row_by_row, starts=starts)
+    by_row = functools.partial(_row_by_row, starts=starts, slab=slab)
     return lax.platform_dependent(
         blocks, block_ids, values, jnp.int32(offset), cpu=by_row, default=together
     )
 
 
-def _together(blocks, block_ids, values, offset, starts):
+def _together(blocks, block_ids, values, offset, starts, slab):
     """One scatter of u[S, words from the first buffer to the end of the last], 0 in between."""
     parts, at = [], starts[0]
     for value, start in zip(values, starts, strict=True):
@@ -110,11 +115,11 @@ def _together(blocks, block_ids, values, offset, starts):
         parts.append(jnp.pad(part, ((0, 0), (start - at, 0))))
         at = start + part.shape[1]
     row = jnp.concatenate(parts, axis=1)
-    at = offset + starts[0]
-    return paged_scatter(blocks, block_ids, row, offset=at, implementation="xla")
+    options = {"offset": offset + starts[0], "slab": slab}
+    return paged_scatter(blocks, block_ids, row, implementation="xla", **options)
 
 
-def _row_by_row(blocks, block_ids, values, offset, starts):
+def _row_by_row(blocks, block_ids, values, offset, starts, slab):
     """Each row is cast by itself: on a CPU the cast of a whole array is materialised.
 
     The branch skips rows without a block, and it keeps XLA from moving the widening of a whole
@@ -127,12 +132,13 @@ def _row_by_row(blocks, block_ids, values, offset, starts):
         for value, start in zip(values, starts, strict=True):
             one = lax.dynamic_slice_in_dim(value, row, 1)
             state = words.to_words(one, 1, blocks.dtype)
-            at = (block_ids[row], offset + start)
+            block, base = words.located(block_ids[row], slab)
+            at = (block, base + offset + start)
             blocks = lax.dynamic_update_slice(blocks, state, at)
         return blocks
 
     def one_row(row, blocks):
-        present = words.is_valid(block_ids[row], blocks.shape[0])
+        present = words.is_valid(block_ids[row], words.count_of(blocks, slab))
         return lax.cond(present, functools.partial(write_row, row), lambda blocks: blocks, blocks)
 
     return lax.fori_loop(0, block_ids.shape[0], one_row, blocks)

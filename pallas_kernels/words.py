@@ -51,12 +51,42 @@ def compacted(keep: jax.Array) -> tuple[jax.Array, jax.Array]:
     return order, jnp.sum(keep, dtype=jnp.int32)
 
 
-def check_blocks(blocks: jax.Array) -> None:
-    """ValueError unless `blocks` is u[N, W] with sides that 32 bits count."""
+def width_of(blocks: jax.Array, slab: tuple[int, int] | None) -> int:
+    """Words of a block: a whole row of the array, or what the slab says."""
+    return slab[1] if slab else blocks.shape[1]
+
+
+def count_of(blocks: jax.Array, slab: tuple[int, int] | None) -> int:
+    """Blocks of the array."""
+    return blocks.shape[0] * (slab[0] if slab else 1)
+
+
+def located(ids: jax.Array, slab: tuple[int, int] | None):
+    """(row of the array, first word in it) of each block; of absent ones they are absent, any."""
+    if slab is None:
+        return ids, 0
+    per_row, width = slab
+    # A floor division, since the row of an absent -1 has to be absent too.
+    row = jnp.where(ids < 0, -1, lax.div(ids, jnp.int32(per_row)))
+    return row, lax.rem(ids, jnp.int32(per_row)) * width
+
+
+def check_blocks(blocks: jax.Array, slab: tuple[int, int] | None = None) -> None:
+    """ValueError unless `blocks` is u[N, W], with sides that 32 bits count and slabs that fit."""
     if blocks.ndim != 2 or not jnp.issubdtype(blocks.dtype, jnp.unsignedinteger):
         raise ValueError(f"blocks: wanted u[N, W], got {blocks.dtype}{list(blocks.shape)}")
     if max(blocks.shape) >= 2**31:
         raise ValueError(f"blocks: wanted sides below 2^31, got {list(blocks.shape)}")
+    if slab is None:
+        return
+    per_row, width = slab
+    if per_row < 1 or width < 1 or per_row * width > blocks.shape[1]:
+        raise ValueError(
+            f"slab: wanted at most {blocks.shape[1]} words, got {per_row} blocks of {width}"
+        )
+    check_offset("slab: block of", width, blocks.dtype)
+    if count_of(blocks, slab) >= 2**31:
+        raise ValueError(f"slab: wanted less than 2^31 blocks, got {count_of(blocks, slab):,}")
 
 
 def check_ids(name: str, ids: jax.Array, axes: str) -> None:
@@ -65,14 +95,15 @@ def check_ids(name: str, ids: jax.Array, axes: str) -> None:
         raise ValueError(f"{name}: wanted i32[{axes}], got {ids.dtype}{list(ids.shape)}")
 
 
-def check_span(blocks: jax.Array, span: int, offset=0) -> None:
+def check_span(blocks: jax.Array, span: int, offset=0, slab: tuple[int, int] | None = None) -> None:
     """ValueError unless a block has `span` words, from `offset` on where that is known."""
     if isinstance(offset, (int, np.integer)):
         if offset < 0:
             raise ValueError(f"offset: wanted at least 0, got {offset}")
         span += int(offset)
-    if span > blocks.shape[1]:
-        raise ValueError(f"blocks: wanted at least {span} words a block, got {blocks.shape[1]}")
+    width = width_of(blocks, slab)
+    if span > width:
+        raise ValueError(f"blocks: wanted at least {span} words a block, got {width}")
 
 
 def check_start(start: int) -> None:

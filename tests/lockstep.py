@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from types import SimpleNamespace
 
 import jax
 import numpy as np
-from oracle import ABSENT, UNHELD, Group, Oracle, cdiv
+from oracle import ABSENT, UNHELD
+from setups import MIXED, PLAIN, SMALL, Setup
 
 import kvpool as kv
+
+__all__ = ["EAGER", "I32MAX", "I32MIN", "JIT", "MIXED", "PLAIN", "SMALL", "Lockstep", "Setup",
+           "copy_of", "i32", "leaves_equal"]  # fmt: skip
 
 I32MAX, I32MIN = 2**31 - 1, -(2**31)
 
@@ -49,81 +51,18 @@ def copy_of(tree):
     return jax.tree.map(lambda x: np.array(x), tree)
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """A cache of one layer per kind: "all", ("window", W), ("chunk", C), ("comp", r), "state"."""
-
-    kinds: tuple
-    blocks: tuple
-    block: int = 2
-    rows: int = 3
-    max_len: int = 24
-    step: int = 6
-    dtype: str = "float32"
-
-    @functools.cached_property
-    def spec(self) -> kv.CacheSpec:
-        return kv.CacheSpec.from_layers([self._region(k) for k in self.kinds], self.block)
-
-    def _region(self, kind):
-        if kind == "all":
-            return kv.FullAttention(1, 4, dtype=self.dtype)
-        if kind == "state":
-            return kv.RecurrentState({"sum": ((2,), "float32")})
-        name, size = kind
-        if name == "comp":
-            return kv.Compressed(size, 4, dtype=self.dtype)
-        make = {"window": kv.SlidingWindow, "chunk": kv.ChunkedLocal}[name]
-        return make(size, 1, 4, dtype=self.dtype)
-
-    @functools.cached_property
-    def plan(self) -> kv.Plan:
-        counts = {self.group(i): n for i, n in enumerate(self.blocks)}
-        return kv.plan(
-            self.spec,
-            num_blocks=counts,
-            max_seqs=self.rows,
-            max_seq_len=self.max_len,
-            max_step_tokens=self.step,
-        )
-
-    def group(self, layer: int) -> str:
-        """Name of the layer's group, by the naming rule and not by asking."""
-        kind = self.kinds[layer]
-        if isinstance(kind, str):
-            return {"all": "full", "state": "state"}[kind]
-        return {"comp": "compressed"}.get(kind[0], kind[0]) + str(kind[1])
-
-    def oracle(self) -> Oracle:
-        groups = []
-        for i, kind in enumerate(self.kinds):
-            name, size = (kind, 0) if isinstance(kind, str) else kind
-            ratio = size if name == "comp" else 1
-            tokens = cdiv(self.block, ratio) * ratio
-            label = self.group(i)
-            groups.append(Group(label, "all" if name == "comp" else name, size, tokens, label))
-        pools = {g.name: n for g, n in zip(groups, self.blocks, strict=True)}
-        return Oracle(groups, pools, self.rows, self.max_len, self.step)
-
-
-# Every setup is compiled for anew, so the tests share these where the numbers allow it.
-PLAIN = Setup(("all",), (12,), block=4, rows=4, max_len=24, step=12)
-SMALL = Setup(("all",), (4,), block=4, rows=6, max_len=24, step=24)
-MIXED = Setup(("all", ("window", 4), "state"), (12, 9, 6), block=2, max_len=18, step=5)
-
-
 class Lockstep:
     """One state of kvpool beside the oracle's, compared after every verb.
 
-    Rows are given as in the contract; `verbs` is JIT or EAGER. `ids` maps the model's blocks to
-    the ids that kvpool handed out, for every block that is held.
+    Rows are given as in the contract; `verbs` is JIT or EAGER. `ids` maps the model's blocks of
+    each pool to the ids that kvpool handed out, for every block that is held.
     """
 
     def __init__(self, setup: Setup, verbs=JIT):
         self.setup, self.verbs = setup, verbs
         self.state = kv.init_state(setup.spec, setup.plan)
         self.model = setup.oracle()
-        self.ids: dict[str, dict[int, int]] = {p: {} for p in self.model.pools}
+        self.ids: dict[str, dict[int, int]] = self.model.ids
         self.compare_state()
 
     # ---------------------------------------------------------------- verbs with a result
@@ -200,7 +139,11 @@ class Lockstep:
     def holders(self, layer, block) -> int:
         """Holders of an id as the oracle counts them; the tables agree after every verb."""
         name = self.setup.group(layer)
-        return self.model.holders(name)[self._model_ids(name, [block])[0]]
+        return self.model.holders(self.pool(name))[self._model_ids(name, [block])[0]]
+
+    def pool(self, group: str) -> str:
+        """The oracle's pool of a group."""
+        return next(g.pool for g in self.model.groups if g.name == group)
 
     def n(self, row) -> int:
         return int(np.asarray(self.state.seq_lens)[row])
@@ -217,13 +160,13 @@ class Lockstep:
         return i32(x)
 
     def _model_ids(self, group, ids) -> list:
-        back = {i: m for m, i in self.ids[group].items()}
-        size = self.model.pools[group]
+        back = {i: m for m, i in self.ids[self.pool(group)].items()}
+        size = self.model.pools[self.pool(group)]
         return [back.get(i, UNHELD) if 0 <= i < size else ABSENT for i in np.asarray(ids).tolist()]
 
     def _judge(self, want, answer):
         before, (self.state, result) = self.state, answer
-        old = {g: dict(ids) for g, ids in self.ids.items()}  # a copy's source may be given back
+        old = {p: dict(ids) for p, ids in self.ids.items()}  # a copy's source may be given back
         status = np.asarray(result.status).tolist()
         names = [kv.Status(s).name for s in status]
         assert names == want.status, (names, want.status)
@@ -231,6 +174,7 @@ class Lockstep:
         assert np.asarray(result.granted).dtype == bool
         assert bool(result.ok) == want.ok
         assert {g: int(x) for g, x in result.shortfall.items()} == want.shortfall
+        assert {g: int(x) for g, x in result.cached.items()} == want.cached
         if not any(want.granted):
             assert leaves_equal(before, self.state), "a call that grants nothing changed the state"
         for group, blocks in want.blocks.items():
@@ -258,7 +202,7 @@ class Lockstep:
 
     def _learn(self, group, pairs):
         for m, i in pairs.items():
-            known = self.ids[group].setdefault(m, i)
+            known = self.ids[self.pool(group)].setdefault(m, i)
             assert known == i, f"{group}: a held block moved from id {known} to {i}"
 
     def compare_state(self):
@@ -267,7 +211,6 @@ class Lockstep:
         model = self.model
         lens = np.asarray(self.state.seq_lens).tolist()
         assert lens == [model.span(r).n for r in range(len(model.rows))]
-        free = model.free()
         for g in model.groups:
             table = np.asarray(kv.block_table(self.state, g.name))
             for r, row in enumerate(model.rows):
@@ -275,18 +218,23 @@ class Lockstep:
                 got = {c: b for c, b in enumerate(table[r].tolist()) if b != kv.NULL_BLOCK}
                 assert sorted(got) == sorted(want), f"{g.name} row {r}: {got}, wanted {want}"
                 self._learn(g.name, {want[c]: got[c] for c in want})
-            held = +model.holders(g.name)
-            self.ids[g.name] = ids = {m: i for m, i in self.ids[g.name].items() if m in held}
-            assert set(ids) == set(held), g.name
-            assert len(set(ids.values())) == len(ids), f"{g.name}: one id for two blocks"
-            assert all(0 <= i < model.pools[g.name] for i in ids.values())
-            assert int(kv.free_blocks(self.state)[g.name]) == free[g.pool]
+        for pool in model.pools:
+            held = +model.holders(pool)
+            ids = {m: i for m, i in self.ids[pool].items() if m in held}
+            self.ids[pool].clear()
+            self.ids[pool].update(ids)
+            assert set(ids) == set(held), pool
+            assert len(set(ids.values())) == len(ids), f"{pool}: one id for two blocks"
+            assert all(0 <= i < model.pools[pool] for i in ids.values())
+        free = model.free()
+        got = {name: int(count) for name, count in kv.free_blocks(self.state).items()}
+        assert got == {g.name: free[g.pool] for g in model.groups}
 
     def _compare_copies(self, want, result, old):
         for g in self.model.groups:
             src, dst = result.copies.get(g.name, (i32([]), i32([])))
             pairs = zip(np.asarray(src).tolist(), np.asarray(dst).tolist(), strict=True)
             got = {(s, d) for s, d in pairs if s != kv.NULL_BLOCK and d != kv.NULL_BLOCK}
-            ids = old[g.name] | self.ids[g.name]
+            ids = old[g.pool] | self.ids[g.pool]
             owed = {(ids[s], ids[d]) for s, d in want.copies[g.name]}
             assert got == owed, f"{g.name}: copies {got}, owed {owed}"

@@ -77,7 +77,7 @@ class Oracle(Ledger):
         total = Counter()
         for g in self.groups:
             total[g.pool] += len(columns(g, span))
-        return "NEVER" if any(total[p] > n for p, n in self.pools.items()) else None
+        return "NEVER" if self.too_much(total) else None
 
     def advance(self, num) -> None:
         for r, k in enumerate(num):
@@ -231,11 +231,10 @@ class Oracle(Ledger):
             if g.kind in WINDOWED and k > self.max_step:
                 want = max(held, min(cdiv(s.n + k, g.block) - g.dead(s.n), g.bound(self.max_step)))
             need[g.pool] += want - held
-            top[g.pool] += want if g.kind == "all" else 0
-        if any(top[p] > n for p, n in self.pools.items()):
+            top[g.pool] += len(columns(g, Span.exact(s.n + k)))
+        if self.too_much(top):
             return "NEVER"
-        free = self.free()
-        return "OK" if all(need[p] <= free[p] - keep_free for p in free) else "LATER"
+        return "OK" if self.fit(need, keep_free) else "LATER"
 
     def clear_faults(self) -> None:
         self.fault = False

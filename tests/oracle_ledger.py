@@ -85,6 +85,7 @@ class Result:
     status: list[str]
     ok: bool = True
     shortfall: dict[str, int] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
     copies: dict[str, set] = field(default_factory=dict)
     blocks: dict[str, list] = field(default_factory=dict)
 
@@ -96,8 +97,13 @@ class Result:
 class Ledger:
     """The rows and the pools; how blocks change hands, and who is granted."""
 
-    def __init__(self, groups, pools: dict[str, int], rows: int, max_len: int, max_step: int):
+    def __init__(
+        self, groups, pools: dict[str, int], rows, max_len, max_step, slabs=0, per_slab=()
+    ):
+        """`per_slab`: {pool: blocks in each of the `slabs`} of the pools that draw from them."""
         self.groups, self.pools = list(groups), dict(pools)
+        self.slabs, self.per_slab = slabs, dict(per_slab)
+        self.ids: dict[str, dict[int, int]] = {p: {} for p in pools}  # where held blocks lie
         self.max_len, self.max_step = max_len, max_step
         self.rows: list[Row | None] = [None] * rows
         self.retained = {p: Counter() for p in pools}
@@ -115,9 +121,52 @@ class Ledger:
                     held.update(row.table[g.name].values())
         return held
 
-    def free(self) -> dict[str, int]:
-        """Pool -> blocks that nobody holds."""
-        return {p: n - len(+self.holders(p)) for p, n in self.pools.items()}
+    def cached(self, pool: str) -> int:
+        """Blocks that nobody but retains holds."""
+        return sum(n == self.retained[pool][b] for b, n in (+self.holders(pool)).items())
+
+    def spare(self, pool: str) -> int:
+        """Blocks that nobody holds in the slabs of the pool: those with a block that is held."""
+        lie = [self.ids[pool][block] // self.per_slab[pool] for block in +self.holders(pool)]
+        return len(set(lie)) * self.per_slab[pool] - len(lie)
+
+    def owned(self, pool: str) -> int:
+        """Slabs in which a block of the pool lies that somebody holds."""
+        return (self.spare(pool) + len(+self.holders(pool))) // self.per_slab[pool]
+
+    def free_slabs(self) -> int:
+        """Slabs without a block that somebody holds."""
+        return self.slabs - sum(self.owned(pool) for pool in self.per_slab)
+
+    def new_slabs(self, asked) -> dict[str, int]:
+        """Pool -> slabs it must take for the blocks asked, pool -> blocks."""
+        return {p: cdiv(max(0, asked[p] - self.spare(p)), k) for p, k in self.per_slab.items()}
+
+    def free(self, slabs: dict[str, int] | None = None) -> dict[str, int]:
+        """Pool -> blocks that it could get with so many slabs, None: all that are free."""
+        free = {p: n - len(+self.holders(p)) for p, n in self.pools.items()}
+        for pool, each in self.per_slab.items():
+            count = self.free_slabs() if slabs is None else slabs[pool]
+            free[pool] = self.spare(pool) + count * each
+        return free
+
+    def fit(self, asked, keep: int = 0) -> bool:
+        """Whether the blocks asked can be had together, and `keep` of each pool after that."""
+        wanted, free = Counter({p: asked[p] + keep for p in self.pools}), self.free()
+        alone = all(wanted[p] <= free[p] for p in self.pools)
+        return alone and sum(self.new_slabs(wanted).values()) <= self.free_slabs()
+
+    def too_much(self, blocks) -> bool:
+        """Whether the blocks, pool -> blocks, do not fit into the empty pools."""
+        filled = sum(cdiv(blocks[p], each) for p, each in self.per_slab.items())
+        return filled > self.slabs or any(blocks[p] > n for p, n in self.pools.items())
+
+    def shortfall(self, asked) -> dict[str, int]:
+        """Group -> blocks that its pool lacks of those asked when the others are served first."""
+        new = self.new_slabs(asked)
+        left = {p: max(0, self.free_slabs() - sum(new.values()) + new[p]) for p in new}
+        free = self.free(left)
+        return {g.name: max(0, asked[g.pool] - free[g.pool]) for g in self.groups}
 
     def span(self, r: int) -> Span:
         """Lengths of row r; a free row counts as empty."""
@@ -140,20 +189,22 @@ class Ledger:
     # ---------------------------------------------------------------- who is granted
     def _serve(self, own: list[str | None], needs: list[Counter], each: bool = True) -> Result:
         """Statuses from each row's own fault (None: well-formed) and blocks asked per pool."""
-        free, asked = self.free(), Counter()
+        asked: Counter = Counter()
         status = list(own)
         for i, fault in enumerate(own):
             if fault is None:
                 asked.update(needs[i])
-                fits = all(asked[p] <= free[p] for p in free)
+                fits = self.fit(asked)
                 status[i] = "OK" if fits or not +needs[i] else "OUT_OF_BLOCKS"
-        short = {g.name: max(0, asked[g.pool] - free[g.pool]) for g in self.groups}
+        short = self.shortfall(asked)
+        assert self.fit(asked) == (not any(short.values()))
         if not each:
-            fits = not any(short.values())
+            fits = self.fit(asked)
             faulty = any(f not in (None, "SKIPPED") for f in own)
             word = "OUT_OF_BLOCKS" if not fits else "HELD_BACK" if faulty else "OK"
             status = [word if f is None else f for f in own]
         result = Result(status, all(s in ("OK", "SKIPPED") for s in status), short)
+        result.cached = {g.name: self.cached(g.pool) for g in self.groups}
         result.copies = {g.name: set() for g in self.groups}
         return result
 

@@ -1,5 +1,7 @@
 """Storages for the tests: every block filled with all-one bits, rows that have room."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 from lockstep import i32
@@ -18,6 +20,12 @@ def random_bits(seed, name, shape):
     dtype = numpy_dtype(name)
     raw = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     return raw.view(dtype)[..., 0]
+
+
+def enlarged(plan, times):
+    """The plan with so many times the blocks, more than its rows can fill."""
+    blocks = tuple(times * count for count in plan.blocks)
+    return dataclasses.replace(plan, blocks=blocks, slabs=times * plan.slabs)
 
 
 def world(layers, rows=2, tokens=6, max_len=12, block_size=4, blocks=8):

@@ -18,6 +18,7 @@ SETUPS = [
     Setup((("chunk", 2), ("window", 1), "all"), (6, 7, 12), block=4, max_len=20, step=6),
     Setup((("chunk", 3),), (8,), block=8, max_len=30, step=9),
 ]
+EXAMPLES = int(os.environ.get("KVPOOL_ORACLE_EXAMPLES", "150"))
 ABSURD = (-2, -9, 17, 1000, I32MAX, I32MIN)
 COUNTS = st.sampled_from((0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 6, 9, 12, -1, *ABSURD))
 STEPS = st.sampled_from((0, 1, 1, 2, 3, 4, 5, 6))
@@ -118,8 +119,8 @@ class Bookkeeping(RuleBasedStateMachine):
 
     def _ids(self, group):
         """Ids of a pool: held ones three times as often as anything else."""
-        held = sorted(self.both.ids[group.name].values())
-        return st.sampled_from((*held * 3, *range(self.both.model.pools[group.name]), -1, *ABSURD))
+        held = sorted(self.both.ids[group.pool].values())
+        return st.sampled_from((*held * 3, *range(self.both.model.pools[group.pool]), -1, *ABSURD))
 
     def _some_ids(self, data):
         return {g.name: data.draw(triple(self._ids(g))) for g in self.both.model.groups}
@@ -132,7 +133,6 @@ TestBookkeeping = Bookkeeping.TestCase
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: "-".join(map(str, s.kinds)))
 def test_long_runs(setup):
     machine = type("Long", (Bookkeeping,), {"setups": [setup]})
-    count = int(os.environ.get("KVPOOL_ORACLE_EXAMPLES", "150"))
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=count, stateful_step_count=60)
+        machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=60)
     )

@@ -8,6 +8,16 @@ import numpy as np
 import pytest
 from compiled import compiled
 from flax import nnx
+from storage_cases import enlarged
+from test_storage_memory import (
+    LAYERS,
+    bytes_of,
+    one_after_the_other,
+    one_array,
+    over_layers,
+    side_by_side,
+    token_of,
+)
 
 import kvpool as kv
 
@@ -21,15 +31,28 @@ from tiny_model import load  # noqa: E402
 ROWS, STEPS = 16, 8
 
 
-@pytest.fixture(scope="module")
-def parts():
+@pytest.fixture(
+    scope="module",
+    params=["independent", pytest.param("shared", marks=pytest.mark.slow), "elastic"],
+)
+def parts(request):
     """The model, its spec, and what the steps take before the tokens: params, state, storage."""
     graph, params = nnx.split(load())
     config = nnx.merge(graph, params).config
     spec = cache_spec(config)
     plan = plan_of(spec, ROWS, 200_000, config.context)
+    if request.param != "independent":
+        spec = kv.CacheSpec.from_layers(spec.layers, spec.block_size, request.param)
+        plan = with_one_array(spec, config.context)
     state, storage = jax.eval_shape(lambda: kv.init(spec, plan))
     return graph, spec, (params, state, storage)
+
+
+def with_one_array(spec, max_seq_len):
+    """A plan of which groups share an array, a hundred times as large as the rows can fill."""
+    plan = kv.plan(spec, budget_bytes=2**30, max_seqs=ROWS, max_seq_len=max_seq_len)
+    assert len(plan.array_rows) < len(spec.groups)
+    return enlarged(plan, 100)
 
 
 def per_row(dtype=np.int32):
@@ -74,7 +97,21 @@ def test_whole_blocks_move_in_one_launch(parts):
         return kv.import_blocks(storage, "full", source, data), data
 
     result = compiled(move, storage, ids, ids, donate=0)
-    full = storage.blocks[spec.group_index("full")]
+    full = storage.blocks[storage.plan.array_of[spec.group_index("full")]]
     assert result.launches == 3
     assert result.copies(full.shape) == 0
     assert result.temporary == 0
+
+
+@pytest.mark.parametrize("one_layer", [one_after_the_other, side_by_side])
+def test_groups_that_share_an_array(one_layer):
+    """In whatever order they are written and read."""
+    state, storage = one_array("elastic")
+    for step, layers in zip(over_layers(one_layer), (LAYERS, 1), strict=True):
+        result = compiled(step, storage, state, token_of("bfloat16"), donate=0)
+        assert result.has_machine_code
+        assert result.aliased >= bytes_of(storage)
+        assert result.temporary < 0.01 * bytes_of(storage)
+        assert result.copies(storage.blocks[0].shape) == 0
+        # Three writes, and two buffers read of each group: of the window's only by the first.
+        assert result.launches == layers * (9 if one_layer is one_after_the_other else 7)

@@ -13,7 +13,13 @@ SETUPS = [
     Setup((("chunk", 6), ("comp", 3), ("window", 5)), (7, 9, 8), block=4, max_len=20, step=6),
     Setup((("chunk", 2), ("window", 1), "all"), (8, 7, 12), block=4, max_len=20, step=6),
     Setup((("chunk", 3),), (8,), block=8, max_len=30, step=9),
-]
+    # Bytes of a block: 64, 192 and 16, so 3, 1 and 12 in a slab of 192.
+    Setup(("all", ("window", 4), "state"), (None,) * 3, memory=12 * 192, slab=192, heads=(2, 6, 1),
+          dtype="bfloat16", pooling="elastic", block=2, max_len=18, step=5),
+    # All 64: one pool.
+    Setup(("all", ("window", 5), ("chunk", 6)), (None,) * 3, memory=22 * 64, dtype="bfloat16",
+          pooling="shared", block=4, max_len=20, step=6),
+]  # fmt: skip
 
 
 class Content(RuleBasedStateMachine):

@@ -249,7 +249,7 @@ def test_a_dictionary_of_version_1_without_what_has_defaults():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 99}, "got 99, the newest known here is 2"),
+        ({"schema_version": 99}, "got 99, the newest known here is 3"),
         ({"schema_version": None}, "got None"),
         ({"schema_version": True}, "got True"),
         ({"pool_ratio": 2}, "unknown key pool_ratio"),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from lockstep import i32
-from storage_cases import DTYPES, numpy_dtype
+from storage_cases import DTYPES, enlarged, numpy_dtype
 
 import kvpool as kv
 
@@ -34,9 +34,9 @@ def bytes_of(tree) -> int:
     return sum(np.prod(x.shape, dtype=int) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def check(step, storage, *arguments, beside):
+def check(step, storage, *arguments, beside, options=None):
     """Little temporary memory but for `beside` bytes, all of the pool in place, no copy of it."""
-    compiled = jax.jit(step, donate_argnums=0).lower(storage, *arguments).compile()
+    compiled = jax.jit(step, donate_argnums=0).lower(storage, *arguments).compile(options)
     memory, pool = compiled.memory_analysis(), bytes_of(storage)
     assert memory.alias_size_in_bytes >= pool
     assert memory.temp_size_in_bytes < 0.01 * pool + beside
@@ -50,10 +50,10 @@ def token_of(dtype, *lead):
     return jax.ShapeDtypeStruct((*lead, ROWS, 1, HEADS, HEAD), numpy_dtype(dtype))
 
 
-def summed(values, dtype):
+def summed(values):
     """The next layer's token out of what was read, so that it depends on all of it."""
     total = sum(x.astype(jnp.float32).sum(1, keepdims=True) for x in values.values())
-    return total.astype(numpy_dtype(dtype))
+    return total.astype(values["k"].dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,7 +90,7 @@ def test_layers_that_write_and_read(dtype):
     def one_layer(storage, view, layer, token):
         storage = kv.write(storage, view, layer, {"k": token, "v": token})
         values, _ = kv.read(storage, view, layer, max_blocks=1)
-        return storage, summed(values, dtype)
+        return storage, summed(values)
 
     def by_number(storage, state, token):
         view = kv.step_view(state, ONES)
@@ -114,6 +114,8 @@ def test_layers_that_write_and_read(dtype):
         check(step, storage, state, token, beside=2 * (read + read_in_float32))
 
 
+# Of which a state has nearly the bytes of a block of tokens.
+STATE = {"bfloat16": (64, 62), "float8_e4m3fn": (64, 30)}
 SMALL, LARGE = (8, 16), (8, 64, 64)
 BLOCKS = {SMALL: 4096, LARGE: ROWS}
 
@@ -178,6 +180,85 @@ def test_states_that_are_read_and_written_again(shape):
     values = bytes_of(storage) // LAYERS // BLOCKS[shape] * ROWS
     for step in (by_number, scanned):
         check(step, storage, state, token, beside=2 * values)
+
+
+def one_array(pooling, dtype="bfloat16"):
+    """(state, storage without memory): in each layer keys of two sizes and a state."""
+    keys = {"head_dim": HEAD, "dtype": dtype}
+    layer = {
+        "full": kv.FullAttention(HEADS, **keys),
+        "window": kv.SlidingWindow(64, HEADS // 2, **keys),
+        # A state of nearly the bytes of a block of tokens.
+        "state": kv.RecurrentState(
+            {"ssm": (STATE[dtype], "float32"), "conv": ((64, 3), "bfloat16")}
+        ),
+    }
+    spec = kv.CacheSpec.from_layers([layer] * LAYERS, block_size=16, pooling=pooling)
+    plan = kv.plan(spec, budget_bytes=2**30, max_seqs=ROWS, max_seq_len=128, max_step_tokens=16)
+    plan = enlarged(plan, 100)
+    assert set(plan.array_of) == {0}
+    return kv.init_state(spec, plan), jax.eval_shape(functools.partial(kv.init_storage, spec, plan))
+
+
+def over_layers(one_layer):
+    """The step that runs one_layer(storage, view, layer, token), by number and in a scan."""
+
+    def by_number(storage, state, token):
+        view = kv.step_view(state, ONES)
+        for layer in range(LAYERS):
+            storage, token = one_layer(storage, view, layer, token)
+        return storage, token
+
+    def scanned(storage, state, token):
+        view = kv.step_view(state, ONES)
+
+        def body(carry, layer):
+            return one_layer(carry[0], view, layer, carry[1]), None
+
+        return jax.lax.scan(body, (storage, token), jnp.arange(LAYERS))[0]
+
+    return by_number, scanned
+
+
+def one_after_the_other(storage, view, layer, token):
+    """Each group is written and then read, and the next depends on what was read."""
+    for tag, heads in (("full", HEADS), ("window", HEADS // 2)):
+        given = dict.fromkeys("kv", token[..., :heads, :])
+        storage = kv.write(storage, view, layer, given, tag)
+        values, _ = kv.read(storage, view, layer, tag, max_blocks=1)
+        token = jnp.tile(summed(values), (1, 1, HEADS // heads, 1))
+    read = kv.read_state(storage, view, layer, "state")
+    read["ssm"] = read["ssm"] * 0.5 + token.astype(jnp.float32).sum()
+    storage = kv.write_state(storage, view, layer, read, "state")
+    return storage, token + read["conv"].sum().astype(token.dtype)
+
+
+def side_by_side(storage, view, layer, token):
+    """What is written depends on nothing that was read of the other groups."""
+    read = kv.read_state(storage, view, layer, "state")
+    storage = kv.write(storage, view, layer, dict.fromkeys("kv", token), "full")
+    values, _ = kv.read(storage, view, layer, "full", max_blocks=1)
+    given = dict.fromkeys("kv", token[..., : HEADS // 2, :])
+    storage = kv.write(storage, view, layer, given, "window")
+    state = {**read, "ssm": read["ssm"] * 0.5 + token.astype(jnp.float32).sum()}
+    storage = kv.write_state(storage, view, layer, state, "state")
+    return storage, summed(values) + read["conv"].sum().astype(token.dtype)
+
+
+@pytest.mark.parametrize("pooling", ["shared", "elastic"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_groups_that_share_an_array(pooling, dtype):
+    state, storage = one_array(pooling, dtype)
+    for step in over_layers(one_after_the_other):
+        check(step, storage, state, token_of(dtype), beside=0)
+
+
+def test_groups_that_share_an_array_in_any_order():
+    """On a CPU it takes an option of XLA: it then sees that what is read is read in time."""
+    options = {"xla_cpu_copy_insertion_use_region_analysis": True}
+    state, storage = one_array("elastic")
+    for step in over_layers(side_by_side):
+        check(step, storage, state, token_of("bfloat16"), beside=0, options=options)
 
 
 def test_whole_blocks():

@@ -12,6 +12,7 @@ from test_spec import all_kinds
 import kvpool as kv
 from kvpool import schema
 
+SLABS = ("slabs", "slab_bytes", "per_slab")
 STORED = pathlib.Path(__file__).parent / "stored"
 FULL = kv.FullAttention(1, 4)
 
@@ -28,11 +29,28 @@ def scaled():
     return kv.CacheSpec.from_layers([token, block])
 
 
+def elastic():
+    """A window with blocks of its own, and slabs for the others: 3 and 2 blocks in each."""
+    layers = [kv.SlidingWindow(16, 1, 4), FULL, kv.RecurrentState({"s": ((96,), "float32")})]
+    spec = kv.CacheSpec.from_layers(layers, pooling="elastic")
+    limits = {"max_seqs": 2, "max_seq_len": 64, "max_step_tokens": 8, "keep_free": 0.1}
+    count = {"num_blocks": {"window16": 9}, "charge_explicit": False}
+    return kv.plan(spec, 10 * 768, slab_bytes=768, **count, **limits)
+
+
+def shared():
+    """Blocks of 16 and 80 tokens that have the same bytes."""
+    layers = [kv.SlidingWindow(32, 5, 4), FULL, kv.RecurrentState({"s": ((96,), "float32")})]
+    return kv.CacheSpec.from_layers(layers, pooling="shared")
+
+
 TODAY = {
     "spec_v1": all_kinds,
     "spec_v2": lambda: composed()[1],
     "spec_scales_v2": scaled,
     "plan_v2": lambda: full_plan(keep_free=0.3),
+    "spec_v3": shared,
+    "plan_v3": elastic,
 }
 
 
@@ -61,7 +79,7 @@ def test_what_is_written_today_is_the_newest_fixture(name):
 def test_fields_that_a_plan_lacks_take_their_defaults():
     written = full_plan(max_step_tokens=64, snapshots=0)
     data = written.to_dict()
-    for name in ("max_step_tokens", "snapshots", "pool_of", "kept"):
+    for name in ("max_step_tokens", "snapshots", "pool_of", "kept", *SLABS):
         del data[name]
     assert kv.Plan.from_dict(data) == written
 
@@ -76,6 +94,7 @@ def test_pickles_and_copies_survive(value):
 
 def test_a_plan_with_groups_on_one_pool_is_stored_as_it_is():
     data = {**full_plan().to_dict(), "pool_of": [0, 0], "kept": [1]}
+    data["num_blocks"]["window16"] = 9
     plan = kv.Plan.from_dict(data)
     assert (plan.pool_of, plan.keep_free) == ((0, 0), {"full": 1, "window16": 1})
     assert plan.to_dict() == data
@@ -137,7 +156,7 @@ def test_files_that_are_not_understood_are_refused_by_name(tmp_path, name, text,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 99}, "plan: schema_version: got 99, the newest known here is 2"),
+        ({"schema_version": 99}, "plan: schema_version: got 99, the newest known here is 3"),
         ({"pool_ratio": "4:1"}, "plan: unknown key pool_ratio; known are"),
         ({"spec": 3}, "spec: wanted an object, got 3"),
         ({"spec": {"schema_version": 99}}, "spec: schema_version: got 99"),
@@ -147,8 +166,10 @@ def test_files_that_are_not_understood_are_refused_by_name(tmp_path, name, text,
         ({"num_blocks": 7}, "num_blocks: wanted an object of full, window16, got 7"),
         ({"max_seqs": None}, "max_seqs: wanted an integer of at least 1, got None"),
         ({"snapshots": -1}, "snapshots: wanted an integer of at least 0, got -1"),
-        ({"pool_of": [0]}, r"pool_of: wanted a pool for each of full, window16, got \(0,\)"),
-        ({"pool_of": [0, 2]}, r"pool_of: wanted a pool for each of full, window16, got \(0, 2\)"),
+        ({"pool_of": [0]}, r"pool_of: wanted a pool for each of full, window16, .* got \(0,\)"),
+        ({"pool_of": [0, 2]}, r"pool_of: .* in the order of the groups, got \(0, 2\)"),
+        ({"pool_of": [1, 0]}, r"pool_of: .* in the order of the groups, got \(1, 0\)"),
+        ({"pool_of": [0, 0]}, r"num_blocks\['window16'\]: wanted 9 like 'full', .* got 5"),
         ({"pool_of": "01"}, "pool_of: wanted a list, got '01'"),
         ({"kept": [1]}, r"kept: wanted a count for each of 2 pools, got \(1,\)"),
         ({"kept": [1, 1.5]}, "kept: wanted an integer of at least 0, got 1.5"),
@@ -157,6 +178,22 @@ def test_files_that_are_not_understood_are_refused_by_name(tmp_path, name, text,
 def test_plans_that_are_not_understood_are_refused_by_name(change, message):
     with pytest.raises(kv.SpecError, match=message):
         kv.Plan.from_dict({**full_plan().to_dict(), **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"per_slab": [0, 3]}, r"per_slab: wanted a count for each of .*, got \(0, 3\)"),
+        ({"per_slab": [0, 4, 2]}, r"\['full'\]: wanted 4 in each of 4 slabs of 768 bytes, got 12"),
+        ({"slab_bytes": 767}, r"\['full'\]: wanted 3 in each of 4 slabs of 767 bytes"),
+        ({"slabs": 9}, r"\['full'\]: wanted 3 in each of 9 slabs of 768 bytes, got 12 of 256"),
+        ({"slabs": -1}, "slabs: wanted an integer of at least 0, got -1"),
+        ({"slab_bytes": "768"}, "slab_bytes: wanted an integer of at least 0, got '768'"),
+    ],
+)
+def test_slabs_that_do_not_hold_the_blocks_are_refused(change, message):
+    with pytest.raises(kv.SpecError, match=message):
+        kv.Plan.from_dict({**elastic().to_dict(), **change})
 
 
 @pytest.mark.parametrize(

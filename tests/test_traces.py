@@ -15,6 +15,11 @@ import kvpool as kv
 SETUP = Setup(
     ("all", ("window", 8), "state"), (4099, 2503, 257), block=4, rows=64, max_len=4 * 331, step=1
 )
+ELASTIC = Setup(
+    ("all", ("window", 8), "state"), (None,) * 3, block=4, rows=64, max_len=4 * 331, step=1,
+    memory=2521 * 1024, slab=1024, heads=(2, 1, 16), pooling="elastic",
+)  # fmt: skip
+SETUPS = pytest.mark.parametrize("setup", [SETUP, ELASTIC], ids=["independent", "elastic"])
 
 
 def step(state, num, src, dst, rows):
@@ -29,8 +34,8 @@ def decode(state, num):
     return kv.advance(state, jnp.where(result.granted, num, 0))
 
 
-def arguments():
-    state = kv.init_state(SETUP.spec, SETUP.plan)
+def arguments(setup=SETUP):
+    state = kv.init_state(setup.spec, setup.plan)
     one = i32([-1])
     return state, np.ones(SETUP.rows, np.int32), one, one, one
 
@@ -40,7 +45,7 @@ def large(state) -> set[str]:
     sizes = {x.size for x in jax.tree.leaves(state) if x.size > 8 * SETUP.rows}
     shapes = {x.shape for x in jax.tree.leaves(state) if x.size in sizes}
     shapes |= {(n,) for n in sizes}
-    return {"s32[" + ",".join(map(str, s)) + "]" for s in shapes}
+    return {f"{word}[{','.join(map(str, s))}]" for s in shapes for word in ("s32", "u32")}
 
 
 def copies(compiled, state) -> list[str]:
@@ -56,8 +61,9 @@ def copies(compiled, state) -> list[str]:
 
 @pytest.mark.parametrize("program", [step, decode], ids=["step", "decode"])
 @pytest.mark.parametrize("scanned", [False, True], ids=["jit", "scan"])
-def test_a_donated_step_copies_no_large_array(program, scanned):
-    state, *rest = arguments()
+@SETUPS
+def test_a_donated_step_copies_no_large_array(setup, program, scanned):
+    state, *rest = arguments(setup)
     if program is decode:
         rest = rest[:1]
 
@@ -85,8 +91,9 @@ ONE_VERB = {
 
 
 @pytest.mark.parametrize("name", ONE_VERB)
-def test_no_verb_copies_a_large_array(name):
-    state = arguments()[0]
+@SETUPS
+def test_no_verb_copies_a_large_array(setup, name):
+    state = arguments(setup)[0]
     compiled = jax.jit(ONE_VERB[name], donate_argnums=0).lower(state).compile()
     assert copies(compiled, state) == []
 

@@ -11,6 +11,11 @@ from lockstep import Setup, i32, leaves_equal
 import kvpool as kv
 
 SETUP = Setup(("all", ("window", 4), "state"), (12, 10, 5), block=2, rows=3, max_len=16, step=4)
+ELASTIC = Setup(
+    ("all", ("window", 4), "state"), (None,) * 3, block=2, rows=3, max_len=16, step=4,
+    memory=11 * 192, slab=192, heads=(1, 3, 4), pooling="elastic",
+)  # fmt: skip
+SETUPS = pytest.mark.parametrize("setup", [SETUP, ELASTIC], ids=["independent", "elastic"])
 IDS = {"full": i32([0, -1]), "state": i32([0, 9])}
 
 
@@ -41,9 +46,9 @@ def verbs():
 VERBS = verbs()
 
 
-def used_state(lengths=(6, 3)):
+def used_state(lengths=(6, 3), setup=SETUP):
     """Rows 0 and 1 settled at these lengths, with room for one token more; row 2 free."""
-    state = kv.init_state(SETUP.spec, SETUP.plan)
+    state = kv.init_state(setup.spec, setup.plan)
     state, _ = kv.admit(state, i32([0, 1]))
     for step in range(0, max(lengths), 3):
         num = i32([min(3, max(n - step, 0)) for n in (*lengths, 0)])
@@ -81,9 +86,10 @@ def test_lists_and_wider_integers_are_taken_as_int32(name):
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_batch_of_independent_states(name):
+@SETUPS
+def test_a_batch_of_separate_states(setup, name):
     verb, argument = VERBS[name]
-    states = [used_state(), used_state((4, 2)), used_state((1, 5))]
+    states = [used_state(lengths, setup) for lengths in ((6, 3), (4, 2), (1, 5))]
     batch = jax.tree.map(lambda *x: jnp.stack(x), *states)
     got = jax.vmap(verb, in_axes=(0, None))(batch, argument)
     for i, state in enumerate(states):
@@ -106,11 +112,12 @@ def step(state, num):
     return state, (state.seq_lens, kv.fits(state, num), kv.free_blocks(state))
 
 
-def test_a_scan_over_every_verb_equals_the_loop():
+@SETUPS
+def test_a_scan_over_every_verb_equals_the_loop(setup):
     # the rows run into max_seq_len and start anew from 0 now and then
     nums = np.random.default_rng(3).integers(0, 3, (20, 3)).astype(np.int32)
     nums[:, 2] = 0
-    state = scanned = used_state()
+    state = scanned = used_state(setup=setup)
     scanned, seen = jax.jit(lambda s: jax.lax.scan(step, s, nums))(scanned)
     for i, num in enumerate(nums):
         state, out = step(state, num)

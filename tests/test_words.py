@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 import kvpool as kv
-from kvpool import words
+from kvpool.words import words_of
 from pallas_kernels.words import compacted, from_words, to_words
 
 
 def only_group(region, layers=1, block_size=4):
-    return kv.CacheSpec.from_layers([region] * layers, block_size=block_size).groups[0]
+    """The words of a group by itself."""
+    spec = kv.CacheSpec.from_layers([region] * layers, block_size=block_size)
+    plan = kv.plan(spec, num_blocks={spec.groups[0].name: 2}, max_seqs=1, max_seq_len=block_size)
+    return words_of(plan, 0)
 
 
 @pytest.mark.parametrize(
@@ -25,18 +28,19 @@ def only_group(region, layers=1, block_size=4):
     ],
 )
 def test_a_word_is_as_wide_as_the_narrowest_dtype(dtypes, word):
-    group = only_group(kv.Region("all", {f"b{i}": ((3,), d) for i, d in enumerate(dtypes)}))
-    assert words.word_of(group) == np.dtype(word)
+    words = only_group(kv.Region("all", {f"b{i}": ((3,), d) for i, d in enumerate(dtypes)}))
+    assert words.word == np.dtype(word)
 
 
 def test_counts_in_words():
     """k of 5 and v of 3 bfloat16, one token a block: 10 and 6 bytes, padded to 16 each."""
-    group = only_group(kv.FullAttention(1, 5, v_head_dim=3), layers=3, block_size=1)
-    assert group.bytes_per_block == 96
-    assert words.words_of_block(group) == 48
-    assert words.layer_words(group) == 16
-    assert words.buffer_starts(group) == (0, 8)
-    found = [(buffer.name, at) for buffer, at in words.buffers_of_layer(group, np.int32(2))]
+    words = only_group(kv.FullAttention(1, 5, v_head_dim=3), layers=3, block_size=1)
+    assert words.group.bytes_per_block == 96
+    assert words.block == 48
+    assert words.layer == 16
+    assert words.starts == (0, 8)
+    assert words.slab is None
+    found = [(buffer.name, at) for buffer, at in words.buffers(np.int32(2))]
     assert found == [("k", 32), ("v", 40)]
 
 
@@ -44,10 +48,10 @@ def test_counts_of_a_recurrent_state():
     region = kv.RecurrentState(
         {"conv": ((8192, 3), "bfloat16"), "ssm": ((32, 128, 128), "float32")}
     )
-    group = only_group(region, layers=36)
-    assert group.bytes_per_block == 77_266_944
-    assert words.words_of_block(group) == 77_266_944 // 2
-    assert words.buffer_starts(group) == (0, 49_152 // 2)
+    words = only_group(region, layers=36)
+    assert words.group.bytes_per_block == 77_266_944
+    assert words.block == 77_266_944 // 2
+    assert words.starts == (0, 49_152 // 2)
 
 
 @pytest.mark.parametrize("word", ["uint8", "uint16", "uint32"])

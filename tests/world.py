@@ -26,9 +26,7 @@ def layers_of(setup: Setup, recurrent: bool):
     """(layer, {buffer: shape of an entry}) of the token layers, or of the recurrent ones."""
     for layer, kind in enumerate(setup.kinds):
         if (kind == "state") == recurrent:
-            comp = isinstance(kind, tuple) and kind[0] == "comp"
-            kv_shapes = {"entry": (4,)} if comp else {"k": (1, 4), "v": (1, 4)}
-            yield layer, {"sum": (2,)} if recurrent else kv_shapes
+            yield layer, setup.shapes(layer)
 
 
 def _write_tokens(setup, storage, view, values):
@@ -180,11 +178,20 @@ class World(Lockstep):
 
     def _poison(self):
         """Fills what nobody holds; after the owed copies, which may read given-back blocks."""
-        ids = {}
-        for g in self.model.groups:
-            size = self.model.pools[g.name]
-            taken = set(self.ids[g.name].values())
-            ids[g.name] = i32([-1 if i in taken else i for i in range(size)])
+        plan, ids = self.setup.plan, {}
+        taken = {pool: set(of_pool.values()) for pool, of_pool in self.ids.items()}
+        per_slab = dict(zip((g.pool for g in self.model.groups), plan.per_slab, strict=False))
+        for g, size in zip(self.model.groups, plan.blocks, strict=True):
+            each = per_slab.get(g.pool, 0)
+            others = {
+                block // per_slab[pool]
+                for pool, blocks in taken.items()
+                if each and pool != g.pool and per_slab[pool]
+                for block in blocks
+            }  # slabs that hold blocks of another size
+            free = [i not in taken[g.pool] and (not each or i // each not in others)
+                    for i in range(size)]  # fmt: skip
+            ids[g.name] = i32(np.where(free, np.arange(size), -1))
         self.storage = fill_blocks(self.setup, self.storage, ids)
 
     def verify(self, num=None, values=None):

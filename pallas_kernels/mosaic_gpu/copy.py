@@ -7,25 +7,25 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import ring, versions
 from pallas_kernels.mosaic_gpu.ring import Pieces
-from pallas_kernels.mosaic_gpu.views import View
+from pallas_kernels.mosaic_gpu.views import Places, View
 
 
-def copy(blocks: jax.Array, src: jax.Array, dst: jax.Array) -> jax.Array:
+def copy(blocks: jax.Array, src: jax.Array, dst: jax.Array, *, slab) -> jax.Array:
     """See `pallas_kernels.copy_blocks`."""
-    view = View.of(blocks)
-    words = view.to_words(blocks)
-    copied = (_bulk if view.is_bulk else _plain)(words, src, dst)
+    view = View.of(blocks, *(slab[1:] if slab else ()))
+    words, places = view.to_words(blocks), Places.of(blocks, slab, view)
+    copied = (_bulk if view.is_bulk else _plain)(words, src, dst, places)
     return view.from_words(copied, blocks.shape[1:], blocks.dtype)
 
 
-def _pair(src, dst, pair, size: int):
+def _pair(src, dst, pair, places: Places):
     """(whether both blocks are there, source, target) of a pair."""
     source, target = src[pair], dst[pair]
-    return (source >= 0) & (source < size) & (target >= 0) & (target < size), source, target
+    return places.has(source) & places.has(target), source, target
 
 
-def _bulk(blocks, src, dst):
-    size, width = blocks.shape
+def _bulk(blocks, src, dst, places: Places):
+    width = places.width
     pieces = Pieces(width, min(width, ring.most_words(blocks.dtype.itemsize)))
     items = src.shape[0] * pieces.count
     stage_bytes = pieces.step * blocks.dtype.itemsize
@@ -36,13 +36,14 @@ def _bulk(blocks, src, dst):
 
         def of(i):
             pair, piece = lax.div(item_of(i), pieces.count), lax.rem(item_of(i), pieces.count)
-            return *_pair(src, dst, pair, size), piece
+            return *_pair(src, dst, pair, places), piece
 
         def read(i, stage, barrier):
             there, source, _, piece = of(i)
 
             def move(words):
-                at = blocks.at[source, pl.ds(pieces.start(piece), words)]
+                row, first = places.at(source)
+                at = blocks.at[row, pl.ds(first + pieces.start(piece), words)]
                 ring.read_into(at, stage.at[pl.ds(0, words)], barrier)
 
             pl.when(there)(lambda: pieces.sized(piece, move))
@@ -52,7 +53,8 @@ def _bulk(blocks, src, dst):
 
             def move(words):
                 plgpu.barrier_wait(barrier)
-                at = blocks.at[target, pl.ds(pieces.start(piece), words)]
+                row, first = places.at(target)
+                at = blocks.at[row, pl.ds(first + pieces.start(piece), words)]
                 ring.write_from(stage.at[pl.ds(0, words)], at)
 
             pl.when(there)(lambda: pieces.sized(piece, move))
@@ -62,8 +64,7 @@ def _bulk(blocks, src, dst):
     return versions.in_place(kernel, blocks, src, dst, programs=programs, name="copy_blocks")
 
 
-def _plain(blocks, src, dst):
-    size, width = blocks.shape
+def _plain(blocks, src, dst, places: Places):
     pairs = src.shape[0]
     programs = versions.num_programs(pairs)
 
@@ -71,8 +72,13 @@ def _plain(blocks, src, dst):
         count, item_of = versions.my_items(pairs, programs)
 
         def step(i, _):
-            there, source, target = _pair(src, dst, item_of(i), size)
-            pl.when(there)(lambda: ring.copy_words(blocks, (source, 0), blocks, (target, 0), width))
+            there, source, target = _pair(src, dst, item_of(i), places)
+
+            def copy():
+                ends = places.at(source), blocks, places.at(target)
+                ring.copy_words(blocks, *ends, places.width)
+
+            pl.when(there)(copy)
 
         lax.fori_loop(0, count, step, None)
 

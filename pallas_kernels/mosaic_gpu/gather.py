@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import ring, versions
 from pallas_kernels.mosaic_gpu.ring import Pieces
-from pallas_kernels.mosaic_gpu.views import ALIGNMENT, View, scalar
+from pallas_kernels.mosaic_gpu.views import ALIGNMENT, Places, View, scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,7 @@ class _Run:
     entries: int
     width: int
     scale: int  # words of the caller in one of the view
+    blocks: Places
 
     def places(self, item, block_ids, bounds, per_block: int):
         """(place in block_ids, number in the block, block, first entry shown, end of those shown).
@@ -38,14 +39,15 @@ class _Run:
 
 
 def gather(
-    blocks: jax.Array, block_ids, bounds: tuple, offset, *, entries: int, shape, dtype
+    blocks: jax.Array, block_ids, bounds: tuple, offset, *, entries: int, shape, dtype, slab
 ) -> jax.Array:
     """See `pallas_kernels.paged_gather`; bounds are (starts, stops), or () to show everything."""
     size = math.prod(shape) * dtype.itemsize // blocks.dtype.itemsize
-    entry, whole = View.of(blocks, size), View.of(blocks, entries * size)
+    more = slab[1:] if slab else ()
+    entry, whole = View.of(blocks, size, *more), View.of(blocks, entries * size, *more)
     view = View(entry.unit, whole.is_bulk)
     scale = view.unit // blocks.dtype.itemsize
-    run = _Run(entries, size // scale, scale)
+    run = _Run(entries, size // scale, scale, Places.of(blocks, slab, view))
     cut = _cut(run, view)
     operands = (view.to_words(blocks), block_ids, scalar(offset), *bounds)
     out = _bulk(operands, run, cut) if cut else _plain(operands, run)
@@ -71,7 +73,6 @@ def _cut(run: _Run, view: View) -> Pieces | None:
 
 def _bulk(operands: tuple, run: _Run, pieces: Pieces):
     blocks, block_ids, *_ = operands
-    size = blocks.shape[0]
     items = block_ids.size * pieces.count
     stage_bytes = pieces.step * blocks.dtype.itemsize
     programs = versions.num_programs(items, ring.per_core(stage_bytes, zeros=True))
@@ -89,14 +90,15 @@ def _bulk(operands: tuple, run: _Run, pieces: Pieces):
             def sized(words):
                 entries = max(1, words // run.width)
                 shown = [lax.clamp(0, at - first, entries) for at in (low, high)]
-                there = (block >= 0) & (block < size) & (shown[0] < shown[1])
+                there = run.blocks.has(block) & (shown[0] < shown[1])
                 move(words, (place, pieces.start(piece)), block, there, *shown)
 
             pieces.sized(piece, sized)
 
         def read(i, stage, barrier):
             def move(words, at, block, there, *_):
-                source = blocks.at[block, pl.ds(base + at[1], words)]
+                row, first = run.blocks.at(block)
+                source = blocks.at[row, pl.ds(first + base + at[1], words)]
                 pl.when(there)(lambda: ring.read_into(source, stage.at[pl.ds(0, words)], barrier))
 
             with_piece(i, move)
@@ -135,7 +137,6 @@ def _zero_hidden(stage, low, high, entries: int, width: int) -> None:
 
 def _plain(operands: tuple, run: _Run):
     blocks, block_ids, *_ = operands
-    size = blocks.shape[0]
     items = block_ids.size * run.entries
     programs = versions.num_programs(items)
     out = lax.empty((block_ids.size, run.entries * run.width), blocks.dtype)
@@ -146,13 +147,15 @@ def _plain(operands: tuple, run: _Run):
 
         def step(i, _):
             place, entry, block, low, high = run.places(item_of(i), block_ids, bounds, run.entries)
-            there = (block >= 0) & (block < size) & (entry >= low) & (entry < high)
+            there = run.blocks.has(block) & (entry >= low) & (entry < high)
             start = entry * run.width
-            pl.when(there)(
-                lambda: ring.copy_words(
-                    blocks, (block, base + start), out, (place, start), run.width
-                )
-            )
+
+            def copy():
+                row, first = run.blocks.at(block)
+                source = (row, first + base + start)
+                ring.copy_words(blocks, source, out, (place, start), run.width)
+
+            pl.when(there)(copy)
             pl.when(~there)(lambda: ring.zero_words(out, (place,), start, run.width))
 
         lax.fori_loop(0, count, step, None)

@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic_gpu import ring, versions
 from pallas_kernels.mosaic_gpu.ring import Pieces
-from pallas_kernels.mosaic_gpu.views import View, scalar
+from pallas_kernels.mosaic_gpu.views import Places, View, scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +28,15 @@ class _Part:
     batch: int  # entries that are read together; more than 1 only where each is one piece
 
     @classmethod
-    def of(cls, blocks: jax.Array, view: View, value: jax.Array, start: int) -> "_Part":
+    def of(cls, blocks, view: View, slab, value: jax.Array, start: int) -> "_Part":
         tokens, size = value.shape[0], math.prod(value.shape[1:])
         width, scale = view.words(size, value.dtype), view.unit // blocks.dtype.itemsize
         if tokens * width >= 2**31:
             wanted = f"less than 2^31 words of {view.unit} bytes"
             raise ValueError(f"values: wanted {wanted}, got {tokens:,} entries of {width:,}")
-        is_bulk, most = View.of(blocks, start, width * scale).is_bulk, ring.most_words(view.unit)
+        more = slab[1:] if slab else ()
+        is_bulk = View.of(blocks, start, width * scale, *more).is_bulk
+        most = ring.most_words(view.unit)
         pieces = Pieces(width, min(width, most) if is_bulk else width)
         # Entries are read together only as far as every program still gets some.
         programs = versions.num_programs(tokens, ring.per_core(pieces.step * view.unit))
@@ -53,7 +55,7 @@ class _Part:
 
 
 def scatter(
-    blocks: jax.Array, slots, values: Sequence[jax.Array], offset, *, starts, entries: int
+    blocks: jax.Array, slots, values: Sequence[jax.Array], offset, *, starts, entries: int, slab
 ) -> jax.Array:
     """See `pallas_kernels.paged_scatter`."""
     word = blocks.dtype.itemsize
@@ -62,9 +64,9 @@ def scatter(
         return blocks
     values, starts = zip(*filled, strict=True)
     sizes = [math.prod(v.shape[1:]) * v.dtype.itemsize // word for v in values]
-    view = View.of(blocks, *sizes, *starts)
-    scale = view.unit // word
-    parts = [_Part.of(blocks, view, *pair) for pair in zip(values, starts, strict=True)]
+    view = View.of(blocks, *sizes, *starts, *(slab[1:] if slab else ()))
+    scale, places = view.unit // word, Places.of(blocks, slab, view)
+    parts = [_Part.of(blocks, view, slab, *pair) for pair in zip(values, starts, strict=True)]
     bulk = [number for number, part in enumerate(parts) if part.is_bulk]
     stage = max((parts[number].words for number in bulk), default=0)
     items = sum(part.items for part in parts)
@@ -74,11 +76,12 @@ def scatter(
         base = lax.div(offset[0], scale)
 
         def target(part, token, start=0):
-            """(whether the token has a place, its block, the word `start` of its entry)."""
+            """(whether the token has a place, the row of it, the word `start` of its entry)."""
             slot = slots[token]
             block, place = lax.div(slot, entries), lax.rem(slot, entries)
-            there = (slot >= 0) & (block < blocks.shape[0])
-            return there, block, base + part.start + place * part.width + start
+            there = (slot >= 0) & (block < places.count)
+            row, first = places.at(block)
+            return there, row, first + base + part.start + place * part.width + start
 
         targets = [functools.partial(target, part) for part in parts]
         given = list(zip(parts, values, targets, strict=True))

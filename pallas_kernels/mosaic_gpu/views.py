@@ -40,6 +40,8 @@ class View:
         width = self.words(size, values.dtype)
         narrow = max(1, self.unit // values.dtype.itemsize)
         split = (*lead, width, narrow) if narrow > 1 else (*lead, size)
+        # As words of their own first: a CPU moves bfloat16 by way of float32 and loses NaN bits.
+        values = lax.bitcast_convert_type(values, f"uint{8 * values.dtype.itemsize}")
         return lax.bitcast_convert_type(values.reshape(split), self.dtype).reshape(*lead, width)
 
     def from_words(self, words: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
@@ -48,6 +50,32 @@ class View:
         wide = max(1, dtype.itemsize // self.unit)
         split = (*lead, words.shape[-1] // wide, wide) if wide > 1 else words.shape
         return lax.bitcast_convert_type(words.reshape(split), dtype).reshape(*lead, *shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where blocks lie: `per_row` of `width` words in a row of an array of `count` blocks."""
+
+    count: int
+    per_row: int
+    width: int
+
+    @classmethod
+    def of(cls, blocks: jax.Array, slab: tuple[int, int] | None, view: View) -> "Places":
+        """Of an array u[N, W] that is not widened yet; the width is in words of the view."""
+        per_row, width = slab or (1, blocks.shape[1])
+        scale = view.unit // blocks.dtype.itemsize
+        return cls(blocks.shape[0] * per_row, per_row, width // scale)
+
+    def has(self, block):
+        """Whether the id is one of a block."""
+        return (block >= 0) & (block < self.count)
+
+    def at(self, block):
+        """(row of the array, first word in it) of a block that is there."""
+        if self.per_row == 1:
+            return block, 0
+        return lax.div(block, self.per_row), lax.rem(block, self.per_row) * self.width
 
 
 def scalar(value) -> jax.Array:

@@ -1,5 +1,7 @@
 """Arrays for the tests of the operations: random bits of any dtype, and blocks that hold poison."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 
@@ -33,6 +35,42 @@ def random_bits(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
 def poisoned(count: int, size: int, word) -> np.ndarray:
     """u[count, size] of all-one bits: NaN in every float dtype that has one."""
     return np.full((count, size), np.iinfo(word).max, word)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Blocks to a row of the array, and words behind the last of them that belong to no block."""
+
+    per_row: int = 1
+    spare: int | None = None  # None: a row is a block, and no slab is named
+
+    def __str__(self):
+        return f"{self.per_row} and {self.spare}" if self.is_slab else "a row"
+
+    @property
+    def is_slab(self) -> bool:
+        return self.spare is not None
+
+    def width(self, size: int, word) -> int:
+        """Words of a block that has `size`: blocks in slabs are multiples of 16 bytes."""
+        each = 16 // np.dtype(word).itemsize
+        return -(-size // each) * each if self.is_slab else size
+
+    def slab(self, width: int) -> tuple[int, int] | None:
+        """The option of the operations, for blocks of so many words."""
+        return (self.per_row, width) if self.is_slab else None
+
+    def laid(self, blocks: np.ndarray) -> np.ndarray:
+        """The array in which these blocks lie one after the other, with poison behind them."""
+        rows = blocks.reshape(-1, self.per_row * blocks.shape[1])
+        return np.concatenate([rows, poisoned(len(rows), self.spare or 0, blocks.dtype)], axis=1)
+
+
+ROW = Layout()
+SLABS = (Layout(1, 3), Layout(3, 16), Layout(11, 5))
+# Every dtype, and every layout with words of 1, 2 and 4 bytes.
+IN_SLABS = [(name, SLABS[number % len(SLABS)]) for number, name in enumerate(DTYPES)]
+IN_SLABS += [("float32", SLABS[2])]
 
 
 def same_bits(got, wanted) -> bool:

@@ -5,7 +5,7 @@ import functools
 
 import jax
 import numpy as np
-from kernel_cases import OUTSIDE, dtype_of, poisoned, random_bits, same_bits
+from kernel_cases import OUTSIDE, ROW, dtype_of, poisoned, random_bits, same_bits
 
 from pallas_kernels import (
     paged_gather,
@@ -41,17 +41,17 @@ def gathered(blocks, ids, starts, stops, entries, shape, dtype, offset):
     return out
 
 
-@functools.partial(jax.jit, static_argnames=("entries", "implementation"))
-def scatter_both(blocks, slots, values, entries, implementation):
-    options = {"entries": entries, "offset": MARGIN}
+@functools.partial(jax.jit, static_argnames=("entries", "implementation", "slab"))
+def scatter_both(blocks, slots, values, entries, implementation, slab):
+    options = {"entries": entries, "offset": MARGIN, "slab": slab}
     run = paged_scatter(blocks, slots, values, implementation=implementation, **options)
     return run, paged_scatter_reference(blocks, slots, values, **options)
 
 
-@functools.partial(jax.jit, static_argnames=("entries", "shape", "dtype", "implementation"))
-def gather_both(blocks, ids, starts, stops, entries, shape, dtype, implementation):
+@functools.partial(jax.jit, static_argnames=("entries", "shape", "dtype", "implementation", "slab"))
+def gather_both(blocks, ids, starts, stops, entries, shape, dtype, implementation, slab):
     given = (blocks, ids, starts, stops)
-    options = {"entries": entries, "shape": shape, "dtype": dtype, "offset": MARGIN}
+    options = {"entries": entries, "shape": shape, "dtype": dtype, "offset": MARGIN, "slab": slab}
     run = paged_gather(*given, implementation=implementation, **options)
     return run, paged_gather_reference(*given, **options)
 
@@ -74,29 +74,40 @@ def windows(entries):
 
 
 def check(
-    name, entries, shape, word, implementation=None, tokens=4, context=contextlib.nullcontext
+    name,
+    entries,
+    shape,
+    word,
+    implementation=None,
+    tokens=4,
+    layout=ROW,
+    context=contextlib.nullcontext,
 ):
-    """Writes at random places, reads back through a table with holes; everything else is poison."""
+    """Writes at random places, and reads through a table with holes; everything else is poison."""
+    size = int(np.prod(shape)) * dtype_of(name).itemsize // word.itemsize
+    width, count = layout.width(entries * size + 2 * MARGIN, word), BLOCKS * layout.per_row
+    options = {"implementation": implementation, "slab": layout.slab(width)}
     rng = np.random.default_rng(entries + int(np.prod(shape)))
-    width = int(np.prod(shape)) * dtype_of(name).itemsize // word.itemsize
-    blocks = poisoned(BLOCKS, entries * width + 2 * MARGIN, word)
-    slots = rng.permutation(BLOCKS * entries)[:tokens]
-    slots = np.asarray([*slots, BLOCKS * entries, *OUTSIDE], np.int32)
+
+    blocks = poisoned(count, width, word)
+    slots = rng.permutation(count * entries)[:tokens]
+    slots = np.asarray([*slots, count * entries, *OUTSIDE], np.int32)
     values = random_bits(entries, name, (len(slots), *shape))
     with context():
-        run, reference = map(
-            np.asarray, scatter_both(blocks, slots, values, entries, implementation)
-        )
-    wanted = scattered(blocks, slots, values, entries, MARGIN)
-    assert same_bits(run, wanted)
-    assert same_bits(reference, wanted)
-    ids = rng.integers(0, BLOCKS, (ROWS, COLUMNS)).astype(np.int32)
+        got = scatter_both(layout.laid(blocks), slots, values, entries, **options)
+        got = jax.tree.map(np.asarray, got)
+    wanted = layout.laid(scattered(blocks, slots, values, entries, MARGIN))
+    assert all(same_bits(array, wanted) for array in got)
+
+    ids = rng.integers(0, count, (ROWS, COLUMNS)).astype(np.int32)
     ids[0, :2] = OUTSIDE[:2]
-    ids[1, 1] = BLOCKS
-    bounds = windows(entries)
-    given = (*bounds, entries, shape, dtype_of(name))
+    ids[1, 1] = count
+    ids[4:6] = [[count - 1, ids[2, 0]], [ids[2, 0], count - 1]]
+    named = ids[(ids >= 0) & (ids < count)]
+    blocks[named] = random_bits(entries, word.name, (*named.shape, width))
+    given = (*windows(entries), entries, shape, dtype_of(name))
     with context():
-        run, reference = map(np.asarray, gather_both(run, ids, *given, implementation))
-    wanted = gathered(wanted, ids, *given, MARGIN)
-    assert same_bits(run, wanted)
-    assert same_bits(reference, wanted)
+        got = gather_both(layout.laid(blocks), ids, *given, **options)
+        got = jax.tree.map(np.asarray, got)
+    wanted = gathered(blocks, ids, *given, MARGIN)
+    assert all(same_bits(array, wanted) for array in got)

@@ -52,11 +52,15 @@ def ids(*shape):
     return shaped(shape, jnp.int32)
 
 
-def blocks_for(entries, shape, dtype, layers=3):
-    count = 50_000 + next(NUMBERS)  # another one each time, so that no kernel has been seen before
+def blocks_for(entries, shape, dtype, layers=3, per_row=1, spare=0):
+    """u[N, W] of blocks of some layers, and behind those of a row so many bytes to spare."""
+    count = 50_000 // per_row + next(
+        NUMBERS
+    )  # another one each time, so that no kernel has been seen before
     size = entries * int(np.prod(shape)) * dtype.itemsize
     word = np.dtype(f"uint{8 * min(dtype.itemsize, 4)}")
-    return shaped((count, layers * -(-size // 16) * 16 // word.itemsize), word)
+    row = per_row * layers * -(-size // 16) * 16 + spare
+    return shaped((count, row // word.itemsize), word)
 
 
 def proven(result: Compiled, blocks, in_place: bool, is_bulk: bool, temporary: int = 0):
@@ -119,11 +123,39 @@ def test_gather(name):
     assert fences(result) >= (1 if name == "64 KB each" else 2)
 
 
-@pytest.mark.parametrize("size", [2 << 10, 33_792, 4 << 20])
-def test_copy(size):
-    """Blocks of all layers, from the smallest to the largest."""
-    blocks = shaped((1000, size // 2), np.uint16)
-    result = compiled(copy_blocks, blocks, ids(64), ids(64), donate=0)
+SLABS = [
+    ("8 heads of 128", 3, 48),
+    ("latent of 576", 11, 16),
+    ("64 KB each", 1, 16),
+    ("entry of 584 bytes", 11, 0),
+    ("8 heads of 64", 3, 6),
+]
+
+
+@pytest.mark.parametrize(("name", "per_row", "spare"), SLABS)
+def test_slabs(name, per_row, spare):
+    """By bulk copies as in rows, unless the rows themselves are no multiple of 16 bytes."""
+    entries, shape, dtype = {**ENTRIES, **ODD_ENTRIES}[name]
+    dtype = dtype_of(dtype)
+    blocks = blocks_for(entries, shape, dtype, per_row=per_row, spare=spare)
+    width = (blocks.shape[1] - spare // blocks.dtype.itemsize) // per_row
+    options = {"entries": entries, "slab": (per_row, width)}
+    write = functools.partial(paged_scatter, **options)
+    values = shaped((TOKENS, *shape), dtype)
+    result = compiled(write, blocks, ids(TOKENS), values, donate=0)
+    is_bulk = spare % 16 == 0
+    proven(result, blocks, in_place=True, is_bulk=is_bulk and name in ENTRIES)
+    read = functools.partial(paged_gather, shape=shape, dtype=dtype, **options)
+    result = compiled(read, blocks, ids(ROWS, 48), ids(ROWS), ids(ROWS))
+    proven(result, blocks, in_place=False, is_bulk=is_bulk)
+
+
+@pytest.mark.parametrize(("size", "per_row"), [(2 << 10, 1), (33_792, 1), (4 << 20, 1), (48, 11)])
+def test_copy(size, per_row):
+    """Blocks of all layers, from the smallest to the largest, and in slabs."""
+    blocks = shaped((1000, per_row * size // 2 + (per_row > 1) * 8), np.uint16)
+    copy = functools.partial(copy_blocks, slab=(per_row, size // 2) if per_row > 1 else None)
+    result = compiled(copy, blocks, ids(64), ids(64), donate=0)
     proven(result, blocks, in_place=True, is_bulk=True)
 
 
@@ -140,42 +172,54 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_states(name):
+@pytest.mark.parametrize(
+    ("name", "per_row"), [*((name, 1) for name in STATES), (next(iter(STATES)), 3)]
+)
+def test_states(name, per_row):
     shapes = [(shape, dtype_of(dtype)) for shape, dtype in STATES[name]]
     sizes = [int(np.prod(shape)) * dtype.itemsize // 2 for shape, dtype in shapes]
-    blocks = shaped((300, 36 * sum(sizes)), np.uint16)
+    blocks = shaped((300, per_row * 36 * sum(sizes) + (per_row > 1) * 8), np.uint16)
+    slab = (per_row, 36 * sum(sizes)) if per_row > 1 else None
     values = tuple(shaped((ROWS, *shape), dtype) for shape, dtype in shapes)
 
     def write(blocks, rows, values, layer):
         offset = layer * sum(sizes)
-        return state_scatter(blocks, rows, values, starts=(0, sizes[0]), offset=offset)
+        options = {"starts": (0, sizes[0]), "offset": offset, "slab": slab}
+        return state_scatter(blocks, rows, values, **options)
 
     result = compiled(write, blocks, ids(ROWS), values, ids(), donate=0)
     # Where a layer lies that is not known is a number of 4 bytes, which XLA reckons.
     proven(result, blocks, in_place=True, is_bulk=True, temporary=4)
     for (shape, dtype), start in zip(shapes, (0, sizes[0]), strict=True):
-        read = functools.partial(state_gather, shape=shape, dtype=dtype, offset=start)
+        options = {"shape": shape, "dtype": dtype, "offset": start, "slab": slab}
+        read = functools.partial(state_gather, **options)
         result = compiled(read, blocks, ids(ROWS))
         proven(result, blocks, in_place=False, is_bulk=True)
 
 
-def test_more_than_2_to_the_31_elements():
-    """Addresses are products of 64 bits: the bytes of a block times its id."""
-    blocks = shaped((1_000_003, 16 * 3073), np.uint8)
+@pytest.mark.parametrize("per_row", [1, 12])
+def test_more_than_2_to_the_31_elements(per_row):
+    """Addresses are products of 64 bits: the bytes of a row times its number."""
+    width = 16 * 3073
+    row = per_row * width + (per_row > 1) * 16
+    blocks = shaped((1_000_003 // per_row, row), np.uint8)
     assert blocks.size > 2**31 * 4  # also when counted in words of 4 bytes, as the kernels do
-    write = functools.partial(paged_scatter, entries=16)
+    slab = (per_row, width) if per_row > 1 else None
+    write = functools.partial(paged_scatter, entries=16, slab=slab)
     values = shaped((TOKENS, 1024), np.uint8)
-    read = functools.partial(paged_gather, entries=16, shape=(1024,), dtype=np.dtype(np.uint8))
+    options = {"entries": 16, "shape": (1024,), "dtype": np.dtype(np.uint8), "slab": slab}
+    read = functools.partial(paged_gather, **options)
+    copy = functools.partial(copy_blocks, slab=slab)
     for result in (
         compiled(write, blocks, ids(TOKENS), values, donate=0),
         compiled(read, blocks, ids(ROWS, 40), ids(ROWS), ids(ROWS)),
-        compiled(copy_blocks, blocks, ids(63), ids(63), donate=0),
+        compiled(copy, blocks, ids(63), ids(63), donate=0),
     ):
         assert result.temporary == 0
-        # A block's words times its id, with all bits of the product.
-        wide = rf"(mul\.wide\.[su]32|m(ul|ad)\.lo\.s64) [^;]*\b{16 * 3073 // 4}\b"
+        # A row's words times its number, with all bits of the product, and never with fewer.
+        wide = rf"(mul\.wide\.[su]32|m(ul|ad)\.lo\.s64) [^;]*\b{row // 4}\b"
         assert re.search(wide, result.kernels[0])
+        assert not re.search(rf"m(ul|ad)\.lo\.[su]32 [^;]*\b{row // 4}\b", result.kernels[0])
 
 
 def test_for_another_card():

@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from kernel_cases import DTYPES, dtype_of, poisoned, random_bits, same_bits, word_of
+from kernel_cases import (
+    DTYPES,
+    IN_SLABS,
+    ROW,
+    Layout,
+    dtype_of,
+    poisoned,
+    random_bits,
+    same_bits,
+    word_of,
+)
 from paged_cases import check, scattered
 
 from pallas_kernels import (
@@ -55,6 +65,26 @@ def test_every_dtype(name):
     check(name, 4, (3, 16), word_of(name))
 
 
+@pytest.mark.parametrize(
+    ("name", "entries", "shape", "layout"),
+    [
+        ("bfloat16", 4, (3, 16), Layout(3, 16)),
+        ("uint8", 4, (584,), Layout(11, 16)),
+        ("bfloat16", 1, (PIECE // 2 + 8,), Layout(1, 8)),
+        ("float32", 3, (33,), Layout(11, 5)),
+    ],
+    ids=["bulk", "bulk by blocks", "several pieces", "plain"],
+)
+def test_slabs(name, entries, shape, layout):
+    check(name, entries, shape, word_of(name), tokens=6, layout=layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layout"), IN_SLABS, ids=str)
+def test_every_dtype_in_slabs(name, layout):
+    check(name, 3, (3, 16), word_of(name), tokens=20, layout=layout)
+
+
 ODD = [("uint8", size) for size in (1, 2, 7, 50, 132, 584)]
 
 
@@ -83,38 +113,47 @@ def test_words_wider_than_the_dtype():
     check("float32", 4, (3, 8), np.dtype(np.uint16))
 
 
-@pytest.mark.parametrize("width", [8, 1001, 3 * PIECE // 2, 5 * PIECE // 2 + 8])
-def test_copies(width):
-    blocks = random_bits(width, "uint16", (40, width))
+WIDTHS = [(width, ROW) for width in (8, 1001, 3 * PIECE // 2, 5 * PIECE // 2 + 8)]
+WIDTHS += [(3 * PIECE // 2, Layout(3, 8)), (40, Layout(11, 3))]
+
+
+@pytest.mark.parametrize(("width", "layout"), WIDTHS, ids=str)
+def test_copies(width, layout):
+    end = -(-40 // layout.per_row) * layout.per_row
+    blocks = random_bits(width, "uint16", (end, width))
     rng = np.random.default_rng(width)
-    ids = rng.permutation(40).astype(np.int32)
-    src, dst = (np.concatenate([part, [-1, 3, 40, 2**31 - 1]]) for part in (ids[:15], ids[15:30]))
+    ids = rng.permutation(end).astype(np.int32)
+    src, dst = (np.concatenate([part, [-1, 3, end, 2**31 - 1]]) for part in (ids[:15], ids[15:30]))
     dst = np.where(src == 3, -(2**31), dst).astype(np.int32)
     wanted = blocks.copy()
     for source, target in zip(src.tolist(), dst.tolist(), strict=True):
-        if 0 <= source < 40 and 0 <= target < 40:
+        if 0 <= source < end and 0 <= target < end:
             wanted[target] = blocks[source]
+    given = layout.laid(blocks), src.astype(np.int32), dst
     with interpreted():
-        got = np.asarray(copy_blocks(blocks, src.astype(np.int32), dst))
-    assert same_bits(got, wanted)
+        got = np.asarray(copy_blocks(*given, slab=layout.slab(width)))
+    assert same_bits(got, layout.laid(wanted))
 
 
 STATES = (("bfloat16", (24, 3)), ("float32", (2, 16, 128)), ("int8", (5,)))
 
 
-def test_states():
+@pytest.mark.parametrize("layout", [ROW, Layout(3, 16)], ids=str)
+def test_states(layout):
     """A convolution's tail, a large state, and a buffer that no bulk copy takes, in one call."""
-    ids = np.asarray([4, -1, 0, 9, 2**31 - 1, 2], np.int32)
+    count, width = 6, 20_000
+    ids = np.asarray([4, -1, 0, count, 2**31 - 1, 2], np.int32)
     values = tuple(random_bits(i, name, (6, *shape)) for i, (name, shape) in enumerate(STATES))
     starts, offset = (0, 160, 160 + 2 * 16 * 128 * 4), 32
-    blocks = poisoned(5, 20_000, np.uint8)
-    options = {"starts": starts, "offset": offset}
+    blocks = layout.laid(poisoned(count, width, np.uint8))
+    options = {"starts": starts, "offset": offset, "slab": layout.slab(width)}
     with interpreted():
         got = np.asarray(state_scatter(blocks, ids, values, implementation="mosaic_gpu", **options))
     wanted = jax.jit(functools.partial(state_scatter_reference, **options))(blocks, ids, values)
     assert same_bits(got, wanted)
     for (name, shape), start in zip(STATES, starts, strict=True):
-        options = {"shape": shape, "dtype": dtype_of(name), "offset": offset + start}
+        options |= {"shape": shape, "dtype": dtype_of(name), "offset": offset + start}
+        options.pop("starts", None)
         with interpreted():
             there = np.asarray(state_gather(got, ids, implementation="mosaic_gpu", **options))
         wanted = jax.jit(functools.partial(state_gather_reference, **options))(got, ids)
@@ -122,12 +161,14 @@ def test_states():
         assert not there[[1, 3, 4]].view(np.uint8).any()
 
 
-def test_a_block_is_read_as_often_as_it_is_named():
+@pytest.mark.parametrize("layout", [ROW, Layout(2, 8)], ids=str)
+def test_a_block_is_read_as_often_as_it_is_named(layout):
     blocks = random_bits(0, "uint16", (4, 64))
     ids = np.asarray([[2, 2, 2], [2, 1, 2]], np.int32)
     bounds = np.zeros(2, np.int32), np.full(2, 24, np.int32)
+    options = {"entries": 8, "shape": (8,), "dtype": np.uint16, "slab": layout.slab(64)}
     with interpreted():
-        got = paged_gather(blocks, ids, *bounds, entries=8, shape=(8,), dtype=np.uint16)
+        got = paged_gather(layout.laid(blocks), ids, *bounds, **options)
     assert same_bits(got, blocks[ids].reshape(2, 3, 8, 8))
 
 
@@ -141,16 +182,17 @@ def test_what_is_not_shown_is_not_read():
     assert not np.asarray(got).any()
 
 
-def test_a_traced_offset():
+@pytest.mark.parametrize("layout", [ROW, Layout(3, 8)], ids=str)
+def test_a_traced_offset(layout):
     """Layers in a scan, of which each has its words in the blocks."""
-    layers, entries = 3, 4
-    blocks = poisoned(5, layers * entries * 8, np.uint16)
-    slots = np.asarray([7, -1, 0, 19], np.int32)
-    values = random_bits(0, "bfloat16", (4, 8))
+    layers, entries, width = 3, 4, 3 * 4 * 8
+    blocks = layout.laid(poisoned(6, width, np.uint16))
+    slots = np.asarray([7, -1, 0, 19, 23], np.int32)
+    values = random_bits(0, "bfloat16", (5, 8))
+    options = {"entries": entries, "slab": layout.slab(width)}
 
     def write(blocks, layer):
-        offset = layer * entries * 8
-        return paged_scatter(blocks, slots, values, entries=entries, offset=offset), None
+        return paged_scatter(blocks, slots, values, offset=layer * entries * 8, **options), None
 
     scan = jax.jit(lambda blocks: jax.lax.scan(write, blocks, jnp.arange(layers))[0])
     wanted = np.asarray(scan(blocks))
@@ -180,22 +222,24 @@ def test_a_race_is_found(monkeypatch):
         copy_blocks(poisoned(80, 56, np.uint16), many, many + 40).block_until_ready()
 
 
+SEVERAL = ("bfloat16", "float32", "uint16"), (8, 4, 3), (0, 48, 96)
+AT_ODD_PLACES = ("bfloat16", "float32"), (8, 4), (1, 41)
+
+
 @pytest.mark.parametrize(
-    ("names", "sizes", "starts"),
-    [
-        (("bfloat16", "float32", "uint16"), (8, 4, 3), (0, 48, 96)),
-        (("bfloat16", "float32"), (8, 4), (1, 41)),
-    ],
-    ids=["one of them plain", "at odd places"],
+    ("names", "sizes", "starts", "layout"),
+    [(*SEVERAL, ROW), (*AT_ODD_PLACES, ROW), (*SEVERAL, Layout(3, 8))],
+    ids=["one of them plain", "at odd places", "in slabs"],
 )
-def test_several_buffers_of_several_entries(names, sizes, starts):
-    rng, entries, margin = np.random.default_rng(0), 4, 16
-    slots = np.asarray([*rng.permutation(5 * entries)[:9], -1, 5 * entries], np.int32)
+def test_several_buffers_of_several_entries(names, sizes, starts, layout):
+    rng, entries, count, margin = np.random.default_rng(0), 4, 6, 16
+    slots = np.asarray([*rng.permutation(count * entries)[:9], -1, count * entries], np.int32)
     given = enumerate(zip(names, sizes, strict=True))
     values = [random_bits(seed, name, (11, size)) for seed, (name, size) in given]
-    blocks = wanted = poisoned(5, 136, np.uint16)
+    blocks = wanted = poisoned(count, 136, np.uint16)
     for value, start in zip(values, starts, strict=True):
         wanted = scattered(wanted, slots, value, entries, margin + start)
+    options = {"entries": entries, "starts": starts, "offset": margin, "slab": layout.slab(136)}
     with interpreted():
-        got = paged_scatter(blocks, slots, values, entries=entries, starts=starts, offset=margin)
-    assert same_bits(got, wanted)
+        got = paged_scatter(layout.laid(blocks), slots, values, **options)
+    assert same_bits(got, layout.laid(wanted))

@@ -1,0 +1,142 @@
+"""What a prefix cache saves: python benchmarks/prefix_cache.py TRACE [--json FILE]
+
+Replays a trace of prompts, one JSON object a line with `input_length` in tokens and `hash_ids`, one
+for each 512 tokens, through the policies of the prefix cache: where snapshots are taken, and what
+is evicted from one memory for blocks and snapshots. Beside the hits in tokens stand LRU's, with a
+snapshot at the end of each prompt and where it left another, and those of an infinite cache that
+has a snapshot everywhere. `belady` is what the best eviction would find, of blocks, were snapshots
+free.
+
+Then the first --requests go through `kv.PrefixCache` itself, with admit, reserve, advance, insert,
+evict and release, in independent pools of the smallest budget, for the time of each. A last run
+repeats nothing: what the cache costs where it is of no use, over the time that the prompts
+take to compute at --speed tokens a second.
+"""
+
+import argparse
+import functools
+import json
+
+import numpy as np
+from tqdm import tqdm
+
+import kvpool as kv
+from kvpool.prefix.eviction import LRU
+from kvpool.prefix.reuse import Reuse
+from kvpool.prefix.snapshots import Auto, PromptEnd
+from kvpool.text import table
+from prefix_books import BLOCK, Replay, costs_of
+from prefix_policies import Books, belady
+from reporting import Report
+
+MODELS = (
+    "kimi-linear-48b-a3b",
+    "nemotron-3-nano-30b-a3b",
+    "deepseek-v4-flash-fp8",
+    "mimo-v2-flash",
+    "qwen3-next-80b-a3b",
+    "llama-3.1-8b",
+)
+
+
+def requests_of(path: str, count: int) -> list[tuple[list[int], int]]:
+    """[(block ids, tokens)] of the first `count` requests, all for 0."""
+    with open(path) as file:
+        lines = [json.loads(line) for line in file]
+    return [(line["hash_ids"], line["input_length"]) for line in lines][: count or None]
+
+
+def tokens_of(ids: list[int], tokens: int) -> np.ndarray:
+    """Tokens that are equal where the ids are, i32[T]."""
+    return (np.array(ids)[:, None] * BLOCK + np.arange(BLOCK)).ravel()[:tokens].astype(np.int32)
+
+
+def through_policies(requests, costs, budget, title: str, evictor, policy) -> Books:
+    """Replays requests through the policies alone."""
+    books = Books(costs.block, costs.snapshot, budget, evictor, policy)
+    for ids, tokens in tqdm(requests, desc=title, leave=False):
+        books.serve(ids, tokens)
+    return books
+
+
+def policies(report: Report, requests, models, budgets) -> None:
+    """The hits of each model in each budget (GiB; 0: without limit)."""
+    rows = [("model", "GiB", "LRU", "reuse", "belady", "snapshots taken", "kept")]
+    for name in models:
+        costs = costs_of(kv.preset(name, block_size=BLOCK))
+        for gib in budgets:
+            budget = int(gib * 2**30) if gib else None
+            title = f"{name}, {gib} GiB" if gib else f"{name}, without limit"
+            run = functools.partial(through_policies, requests, costs, budget, title)
+            plain = run(LRU(), PromptEnd(BLOCK))
+            books = run(Reuse(), Auto(BLOCK, costs.block, costs.snapshot))
+            best = belady(requests, budget // costs.block if budget else 1 << 40)
+            ratios = plain.hit / plain.tokens, books.hit / books.tokens, best
+            kept = len(books.snapshots)
+            rows.append((name, str(gib or "-"), *(f"{one:.4f}" for one in ratios),
+                         f"{books.taken:,}", f"{kept:,}"))  # fmt: skip
+            for label, value in zip(("LRU", "reuse", "belady"), ratios, strict=True):
+                report.add(f"{title}, {label}", value, "")
+            report.add(f"{title}, snapshots taken", books.taken, "")
+    print(table(rows), flush=True)
+
+
+def real(report: Report, requests, name: str, gib: float, speed: float) -> None:
+    """Times of the cache itself, on a trace and where nothing repeats."""
+    longest = -(-max(tokens for _, tokens in requests) // BLOCK) * BLOCK
+    fresh = without_repeats(requests)
+    for what, some in (("trace", requests), ("no repeats", fresh)):
+        replay = Replay(name, int(gib * 2**30), Reuse, 12, longest)
+        for number, (ids, tokens) in enumerate(tqdm(some, desc=f"{name}, {what}", leave=False)):
+            if number == 20:  # all is compiled
+                replay.seconds = dict.fromkeys(replay.seconds, 0.0)
+                replay.blocks = replay.tokens = replay.hit = 0
+            replay.serve(tokens_of(ids, tokens))
+        kv.check(replay.state)
+        replay.cache.check(replay.state)
+        count = max(1, len(some) - 20)
+        title = f"{name}, {gib} GiB, {what}"
+        report.add(f"{title}, tokens hit", replay.hit / replay.tokens, "")
+        for verb, seconds in replay.seconds.items():
+            report.add(f"{title}, {verb} a request", seconds / count * 1e6, "us")
+            report.add(f"{title}, {verb} a block", seconds / max(1, replay.blocks) * 1e6, "us")
+        if some is fresh:
+            share = sum(replay.seconds.values()) / (replay.tokens / speed)
+            wanted = ("at most 0.02", share <= 0.02)
+            report.add(f"{title}, cost / computing", share, "", *wanted)
+
+
+def without_repeats(requests):
+    """Prompts as long as those of the requests, without a block in common."""
+    ids, start = [], 0
+    for blocks, tokens in requests:
+        ids.append((list(range(start, start + len(blocks))), tokens))
+        start += len(blocks)
+    return ids
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("trace", help="a .jsonl file")
+    option("--models", nargs="+", default=MODELS, metavar="NAME", help="names of presets")
+    option("--gib", nargs="+", type=float, default=(64, 256, 1024, 0), help="budgets; 0: no limit")
+    option("--requests", type=int, default=1000, help="that go through the cache itself")
+    option("--speed", type=float, default=20_000, help="tokens that a second of prefill computes")
+    option("--quick", action="store_true", help="two models and 64 GiB, 1,500 and 100 requests")
+    option("--json", metavar="FILE")
+    given = parser.parse_args()
+    report = Report("prefix cache")
+    requests = requests_of(given.trace, 1500 if given.quick else 0)
+    models = given.models[:2] if given.quick else given.models
+    policies(report, requests, models, given.gib[:1] if given.quick else given.gib)
+    count = 100 if given.quick else given.requests
+    for name in models[:1] if given.quick else models:
+        real(report, requests[:count], name, given.gib[0], given.speed)
+    report.finish(given.json)
+
+
+if __name__ == "__main__":
+    main()

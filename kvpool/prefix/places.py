@@ -1,0 +1,116 @@
+"""Places: what a prefix cache can keep for one unit of tokens, and where a query looks for it.
+
+Every hit ends at a multiple of the unit, the least common multiple of the block sizes of all groups
+of tokens. A unit has a place for every block of each group, and one for a snapshot of each state
+group; they are numbered 0, 1, ... in the order of the groups.
+"""
+
+import dataclasses
+import math
+
+from kvpool import regions
+from kvpool.group import Group
+from kvpool.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupPlaces:
+    """The places of one group: `first` and the `count` - 1 after it."""
+
+    name: str
+    group: Group
+    index: int  # of the group in the spec
+    pool: int
+    memory: int
+    first: int
+    count: int
+    unit: int  # tokens
+    keeps_all: bool  # a hit needs every block up to its end
+    is_state: bool
+    cost: int  # bytes of what goes together: a block, of what keeps all those of a unit
+    under: int | None  # the place, in the same memory, of what is no use without it: stays longer
+
+    @property
+    def places(self) -> range:
+        """All of them, in the order of the tokens."""
+        return range(self.first, self.first + self.count)
+
+    def needed(self, length: int) -> range:
+        """The table columns that a query at `length`, a multiple of the unit, reads."""
+        if self.is_state:
+            return range(length > 0)
+        return range(self.group.dead_columns(length), self.group.ceil_columns(length))
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """The unit of a plan's spec and its places."""
+
+    unit: int  # tokens
+    groups: tuple[GroupPlaces, ...]
+    of_place: tuple[GroupPlaces, ...]
+    whole: tuple[GroupPlaces, ...]  # the groups that keep everything
+    windows: tuple[GroupPlaces, ...]  # those that keep the last tokens: windows and chunks
+    states: tuple[GroupPlaces, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Places":
+        """Those of a plan; where all groups keep states a unit has the spec's block size."""
+        spec, memory_of = plan.spec, memories_of(plan)
+        sizes = [group.block_size for group in spec.groups if not group.is_state]
+        unit = math.lcm(*sizes) if sizes else spec.block_size
+        counts = [1 if group.is_state else unit // group.block_size for group in spec.groups]
+        firsts = [sum(counts[:index]) for index in range(len(counts))]
+        memories = [memory_of[pool] for pool in plan.pool_of]
+        whole = [group.region.kind == regions.ALL for group in spec.groups]
+        groups = tuple(
+            GroupPlaces(
+                name=group.name,
+                group=group,
+                index=index,
+                pool=plan.pool_of[index],
+                memory=memories[index],
+                first=firsts[index],
+                count=counts[index],
+                unit=unit,
+                keeps_all=whole[index],
+                is_state=group.is_state,
+                cost=group.bytes_per_block * (counts[index] if whole[index] else 1),
+                under=next(
+                    (
+                        firsts[other]
+                        for other, memory in enumerate(memories)
+                        if whole[other] and memory == memories[index]
+                    ),
+                    None,
+                ),
+            )
+            for index, group in enumerate(spec.groups)
+        )
+        return cls(
+            unit=unit,
+            groups=groups,
+            of_place=tuple(group for group in groups for _ in group.places),
+            whole=tuple(group for group in groups if group.keeps_all),
+            windows=tuple(group for group in groups if group.group.region.span),
+            states=tuple(group for group in groups if group.is_state),
+        )
+
+    @property
+    def costs(self) -> tuple[int, int]:
+        """Bytes of a unit in the groups that keep everything; of a snapshot with windows' tails."""
+        longest = max((group.group.region.span or 0 for group in self.windows), default=0)
+        length = (longest // self.unit + 2) * self.unit  # windows are full there
+        tails = [len(group.needed(length)) * group.cost for group in (*self.windows, *self.states)]
+        return sum(group.cost for group in self.whole), sum(tails)
+
+    def last_hit(self, tokens: int) -> int:
+        """The longest hit of a prompt of so many tokens, which leaves one of them to compute."""
+        return max(tokens - 1, 0) // self.unit * self.unit
+
+
+def memories_of(plan: Plan) -> tuple[int, ...]:
+    """The memory of each pool: a block of any pool of a memory makes room for the others' needs."""
+    # Pools of slabs give an empty slab to whichever of them needs it.
+    of_slabs = [pool for pool, blocks in enumerate(plan.pool_per_slab) if blocks]
+    return tuple(of_slabs[0] if pool in of_slabs else pool for pool in range(len(plan.pool_sizes)))
