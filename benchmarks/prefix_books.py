@@ -37,57 +37,29 @@ def costs_of(spec: kv.CacheSpec) -> Costs:
     return Costs(block, snapshot, tails)
 
 
-def small(spec: kv.CacheSpec) -> kv.CacheSpec:
-    """The same groups of one layer each, with an entry of a few bytes."""
-    layers, sizes = [], {}
-    for number, group in enumerate(spec.groups):
-        region = group.region
-        keeps = (region.kind, region.span) if region.span else region.kind
-        buffers = {f"buffer{number}": ((1,), "uint8")}
-        layers.append(kv.Region(keeps, buffers, tokens_per_entry=region.tokens_per_entry))
-    made = kv.CacheSpec.from_layers(layers, BLOCK)
-    for old, new in zip(spec.groups, made.groups, strict=True):
-        if not old.is_state:
-            sizes[new.name] = old.block_size
-    return kv.CacheSpec.from_layers(layers, BLOCK, block_sizes=sizes)
-
-
-def blocks_for(spec, costs: Costs, budget: int | None, blocks_each: float, longest: int) -> dict:
-    """{group: blocks} of a budget, split so that there are `blocks_each` units for a snapshot."""
-    if budget is None:
-        units, snapshots = 1 << 18, 1 << 17
-    else:
-        snapshots = int(budget / (costs.snapshot + blocks_each * costs.block)) if costs.tails else 0
-        units = (budget - snapshots * costs.snapshot) // costs.block
-    counts = {}
-    for group in spec.groups:
-        if group.name in costs.tails:
-            running = group.blocks_per_row(STEP, longest)
-            counts[group.name] = max(2, snapshots * costs.tails[group.name]) + running
-        else:
-            counts[group.name] = max(longest // BLOCK, units) * (BLOCK // group.block_size)
-    return counts
+def plan_for(spec: kv.CacheSpec, budget: int, longest: int) -> kv.Plan:
+    """The memory as a server that runs 64 requests would have it, a fourth of it for snapshots."""
+    states = sum(group.bytes_per_block for group in spec.groups if group.is_state)
+    return kv.plan(
+        spec,
+        budget,
+        max_seqs=64,
+        max_seq_len=longest,
+        max_step_tokens=min(STEP, longest),
+        snapshots=budget // 4 // states if states else 0,
+    )
 
 
 class Replay:
-    """One row that serves a request after the other, through the verbs and the cache."""
+    """One row that serves a request after the other, through the verbs and the cache, no bytes."""
 
-    def __init__(self, name: str, budget, evictor, blocks_each: float, longest: int, policy=None):
-        real = kv.preset(name, block_size=BLOCK)
-        self.costs, spec = costs_of(real), small(real)
-        names = {a.name: b.name for a, b in zip(real.groups, spec.groups, strict=True)}
-        counts = blocks_for(real, self.costs, budget, blocks_each, longest)
-        self.plan = kv.plan(
-            spec,
-            num_blocks={names[group]: count for group, count in counts.items()},
-            max_seqs=1,
-            max_seq_len=longest,
-            max_step_tokens=min(STEP, longest),
-        )
-        self.state, self.storage = kv.init(spec, self.plan)
+    def __init__(self, name: str, budget: int, evictor, longest: int, pooling: str, policy=None):
+        spec = kv.with_pooling(kv.preset(name, block_size=BLOCK), pooling)
+        self.costs = costs_of(spec)
+        self.plan = plan_for(spec, budget, longest)
+        self.state = kv.init_state(spec, self.plan)
         policy = policy or Auto(BLOCK, self.costs.block, self.costs.snapshot)
         self.cache = kv.PrefixCache(spec, self.plan, evictor=evictor, snapshots=policy)
-        self.need = {group.name: 1 for group in spec.groups if group.is_state}
         self.seconds = {"match": 0.0, "insert": 0.0, "evict": 0.0}
         self.tokens = self.hit = self.blocks = 0
         self._grow = jax.jit(_grow)
@@ -104,21 +76,17 @@ class Replay:
         hit = self._timed("match", self.cache.match, tokens)
         self.tokens, self.hit = self.tokens + len(tokens), self.hit + hit.length
         self.blocks += len(tokens) // BLOCK
-        if self.need:
-            self._evict(self.need, {}, hit)
         self._until(lambda state: self._admit(state, hit.prefix), hit)
         length = hit.length
         ends = sorted({*hit.stops, *range(length + STEP, len(tokens), STEP), len(tokens)})
         for before, stop in itertools.pairwise((length, *ends)):
-            count = np.array([stop - before], np.int32)
+            count = np.zeros(64, np.int32)
+            count[0] = stop - before
             self._until(lambda state, count=count: self._grow(state, count), None)
             if stop < len(tokens) and stop not in hit.stops:
                 continue
-            if self.need:
-                self._evict(self.need, {}, None)
-            self.state, self.storage = self._timed(
-                "insert", self.cache.insert, self.state, self.storage, tokens, 0
-            )
+            insert = self.cache.insert
+            self.state, _ = self._timed("insert", insert, self.state, None, tokens, 0)
         self.state = kv.release(self.state, np.zeros(1, np.int32))
 
     def _evict(self, need, short, hit) -> None:
@@ -128,10 +96,11 @@ class Replay:
 
     def _until(self, verb, hit) -> None:
         state, result = verb(self.state)
-        if not bool(result.ok):
+        while not bool(result.ok):
+            before = int(self.state.pool.num_cached.sum())
             self._evict({}, jax.device_get(result.shortfall), hit)
+            assert int(self.state.pool.num_cached.sum()) < before, result
             state, result = verb(self.state)
-        assert bool(result.ok), result
         self.state = state
 
 

@@ -8,8 +8,8 @@ has a snapshot everywhere. `belady` is what the best eviction would find, of blo
 free.
 
 Then the first --requests go through `kv.PrefixCache` itself, with admit, reserve, advance, insert,
-evict and release, in independent pools of the smallest budget, for the time of each. A last run
-repeats nothing: what the cache costs where it is of no use, over the time that the prompts
+evict and release, in one memory of the smallest budget, for its hits and the time of each call. A
+last run repeats nothing: what the cache costs where it is of no use, over the time that the prompts
 take to compute at --speed tokens a second.
 """
 
@@ -81,12 +81,12 @@ def policies(report: Report, requests, models, budgets) -> None:
     print(table(rows), flush=True)
 
 
-def real(report: Report, requests, name: str, gib: float, speed: float) -> None:
+def real(report: Report, requests, name: str, gib: float, speed: float, pooling: str) -> None:
     """Times of the cache itself, on a trace and where nothing repeats."""
     longest = -(-max(tokens for _, tokens in requests) // BLOCK) * BLOCK
     fresh = without_repeats(requests)
     for what, some in (("trace", requests), ("no repeats", fresh)):
-        replay = Replay(name, int(gib * 2**30), Reuse, 12, longest)
+        replay = Replay(name, int(gib * 2**30), Reuse, longest, pooling)
         for number, (ids, tokens) in enumerate(tqdm(some, desc=f"{name}, {what}", leave=False)):
             if number == 20:  # all is compiled
                 replay.seconds = dict.fromkeys(replay.seconds, 0.0)
@@ -125,6 +125,7 @@ def main() -> None:
     option("--gib", nargs="+", type=float, default=(64, 256, 1024, 0), help="budgets; 0: no limit")
     option("--requests", type=int, default=1000, help="that go through the cache itself")
     option("--speed", type=float, default=20_000, help="tokens that a second of prefill computes")
+    option("--pooling", default="elastic", help="of the memory of the cache itself")
     option("--quick", action="store_true", help="two models and 64 GiB, 1,500 and 100 requests")
     option("--json", metavar="FILE")
     given = parser.parse_args()
@@ -134,7 +135,7 @@ def main() -> None:
     policies(report, requests, models, given.gib[:1] if given.quick else given.gib)
     count = 100 if given.quick else given.requests
     for name in models[:1] if given.quick else models:
-        real(report, requests[:count], name, given.gib[0], given.speed)
+        real(report, requests[:count], name, given.gib[0], given.speed, given.pooling)
     report.finish(given.json)
 
 

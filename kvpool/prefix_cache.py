@@ -112,15 +112,16 @@ class PrefixCache:
         pending = self._pending.longest(salt, raw, length, limit)
         return Hit(length, prefix, missed, known, stops, pending, raw, salt, used)
 
-    def insert(self, state: State, storage: Storage, tokens, row: int, salt: Salt = None):
+    def insert(self, state: State, storage: Storage | None, tokens, row: int, salt: Salt = None):
         """Publishes what a row has settled and still holds.
 
         Those are its full blocks, in place of which an equal one may be known already, and, where
-        the settled length is a multiple of `unit`, its recurrent state. A snapshot for which no
-        block is free is skipped and counted.
+        the settled length is a multiple of `unit`, its recurrent state. Where a snapshot finds no
+        free block, room is made as `evict` makes it; where that fails it is skipped and counted.
 
         Args:
-          storage: donated; go on with the one returned.
+          storage: donated; go on with the one returned. None where there are no bytes, as in a
+            simulation.
           tokens: of the row, from its first on: integers [T], at least the settled ones.
 
         Returns:
@@ -132,7 +133,7 @@ class PrefixCache:
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
         row = self._checked_row(row)
-        self._check_plan(state=state, storage=storage)
+        self._check_plan(state=state, **({} if storage is None else {"storage": storage}))
         live, settled, ids = publish.look_at_row(state, row)
         if not live:
             raise ValueError(f"row: wanted one that is live, got {row}, which is free")
@@ -162,6 +163,9 @@ class PrefixCache:
         if all(node.kept[group.first] for group in self._places.states):
             return state, storage  # also where nothing keeps states
         state, storage, taken = publish.take_snapshot(state, storage, row)
+        if not taken:
+            state, _ = self.evict(state, {group.name: 1 for group in self._places.states})
+            state, storage, taken = publish.take_snapshot(state, storage, row)
         self._stats.snapshots_skipped += not taken
         for group in self._places.states if taken else ():
             self._holdings.keep(node, group.first, taken[group.name])
@@ -198,7 +202,7 @@ class PrefixCache:
         protected = self._holdings.guards(protect.used) if protect else set()
         freed = dict.fromkeys(self._holdings.held, 0)
         while True:
-            lacking: list[float] = [want - have for want, have in zip(wanted, free, strict=True)]
+            lacking = [want - have for want, have in zip(wanted, free, strict=True)]
             holders = publish.holders_of_pools(state) if max(lacking) > 0 else []
             gone = self._holdings.make_room(lacking, holders, protected, freed)
             if not gone:

@@ -16,7 +16,7 @@ class LRU:
         self._pinned: set = set()
         self._heap: list = []  # (stamp, number, key) of leaves, and outdated ones
 
-    def add(self, key, cost, parent=None, tail=False, name=None) -> None:
+    def add(self, key, cost, parent=None, tail=False, name=None, reach=0) -> None:
         """A key came in, after its parent."""
         self._stamp[key] = next(self._clock)
         self._parent[key] = parent

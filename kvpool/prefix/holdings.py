@@ -20,6 +20,24 @@ class Event(NamedTuple):
     place: int  # which of the unit's blocks of the group, in the order of tokens
 
 
+class _Slabs:
+    """How many blocks of each slab are held, while some of them go."""
+
+    def __init__(self, holders):
+        self._holders = holders
+        self._held: dict[tuple[int, int], int] = {}
+
+    def empties(self, group: GroupPlaces, block: int) -> bool:
+        """Whether the slab of a block is free once the block goes too."""
+        slab = block // group.per_slab
+        which = group.pool, slab
+        if which not in self._held:
+            places = slice(slab * group.per_slab, (slab + 1) * group.per_slab)
+            self._held[which] = int((self._holders[group.pool][places] > 0).sum())
+        self._held[which] -= 1
+        return self._held[which] == 0
+
+
 class Holdings:
     """What is held, and who decides what goes: an evictor for each memory."""
 
@@ -32,7 +50,7 @@ class Holdings:
         # First what takes other blocks along, which may then be enough for those groups.
         groups = sorted(self.places.groups, key=lambda group: not group.keeps_all)
         self._order = {group.pool: self.evictors[group.memory] for group in groups}
-        self._bytes = {group.pool: group.group.bytes_per_block for group in groups}
+        self._per_slab = {group.pool: group.per_slab for group in groups}
         names = [group.name for group in self.places.groups]
         self.held = dict.fromkeys(names, 0)
         self.stored = dict.fromkeys(names, 0)
@@ -54,7 +72,8 @@ class Holdings:
             )
             cost = self._costs[group.memory] if group.keeps_all else group.cost
             name = (node.key, place)
-            self.evictors[group.memory].add(kept, cost, under, not group.keeps_all, name)
+            tail = not group.keeps_all
+            self.evictors[group.memory].add(kept, cost, under, tail, name, group.reach)
         return kept
 
     def lose(self, kept: Kept) -> list[Kept]:
@@ -94,12 +113,11 @@ class Holdings:
             return [one for state in self.places.states if (one := others[state.first])]
         return [kept]
 
-    def make_room(self, short: list[float], holders, protected: set[Kept], freed) -> list[Kept]:
+    def make_room(self, short: list[int], holders, protected: set[Kept], freed) -> list[Kept]:
         """Takes out what frees so many blocks of each pool, or as many as there are.
 
         Args:
-          short: for each pool; counted down by the blocks that become free, those of other
-            pools of its memory by their bytes.
+          short: for each pool; counted down by the blocks that it can then hand out.
           holders: i32[N] for each pool; a block of which the cache is the only holder becomes free.
           protected: what stays.
           freed: {group: blocks}, counted up.
@@ -108,6 +126,7 @@ class Holdings:
           All that went, and is to be dropped.
         """
         gone: list[Kept] = []
+        slabs = _Slabs(holders)
         for pool, evictor in self._order.items():
             if short[pool] <= 0:
                 continue
@@ -121,12 +140,11 @@ class Holdings:
                 if all(group.memory != memory for _, group in free):
                     continue  # rows use them
                 gone += self.lose(kept)
-                for _, group in free:
+                for one, group in free:
                     freed[group.name] += 1
-                    if group.memory != memory or group.pool == pool:
-                        short[group.pool] -= 1
-                    else:  # of another size
-                        short[pool] -= group.group.bytes_per_block / self._bytes[pool]
+                    short[group.pool] -= 1
+                    if group.per_slab and slabs.empties(group, one.block) and group.pool != pool:
+                        short[pool] -= self._per_slab[pool]
                 if short[pool] <= 0:
                     break
         return gone

@@ -22,12 +22,14 @@ class GroupPlaces:
     index: int  # of the group in the spec
     pool: int
     memory: int
+    per_slab: int  # blocks of the pool in a slab, 0 where it has none
     first: int
     count: int
     unit: int  # tokens
     keeps_all: bool  # a hit needs every block up to its end
     is_state: bool
     cost: int  # bytes of what goes together: a block, of what keeps all those of a unit
+    reach: int  # of a window's block, units after its own at which a hit may still read it
     under: int | None  # the place, in the same memory, of what is no use without it: stays longer
 
     @property
@@ -70,12 +72,14 @@ class Places:
                 index=index,
                 pool=plan.pool_of[index],
                 memory=memories[index],
+                per_slab=plan.pool_per_slab[plan.pool_of[index]],
                 first=firsts[index],
                 count=counts[index],
                 unit=unit,
                 keeps_all=whole[index],
                 is_state=group.is_state,
                 cost=group.bytes_per_block * (counts[index] if whole[index] else 1),
+                reach=-(-max(group.region.span - 1, 0) // unit) - 1 if group.region.span > 1 else 0,
                 under=next(
                     (
                         firsts[other]

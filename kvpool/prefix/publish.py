@@ -38,17 +38,15 @@ def _look_at_row(state, row):
     return jnp.concatenate([lengths, ids])
 
 
-def take_snapshot(state: State, storage: Storage, row: int):
+def take_snapshot(state: State, storage: Storage | None, row: int):
     """A snapshot of the row: (state, storage, {state group: id}), no ids where blocks are short."""
     state, result = retains.snapshot(state, np.array([row], np.int32))
     copies, granted = jax.device_get((result.copies, result.granted))
     if not granted[0]:
         return state, storage, {}
-    return (
-        state,
-        _copy_blocks(storage, copies),
-        {name: int(ids[1][0]) for name, ids in copies.items()},
-    )
+    if storage is not None:
+        storage = _copy_blocks(storage, copies)
+    return state, storage, {name: int(ids[1][0]) for name, ids in copies.items()}
 
 
 # The storage is donated: it would be copied whole otherwise.

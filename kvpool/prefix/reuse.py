@@ -35,11 +35,16 @@ class Reuse:
         self._number = itertools.count()
         self._has_tails = False
 
-    def add(self, key, cost, parent=None, tail=False, name=None) -> None:
-        """A key came in, after its parent; `name` is the same if it comes again."""
+    def add(self, key, cost, parent=None, tail=False, name=None, reach=0) -> None:
+        """A key came in, after its parent.
+
+        Args:
+          name: the same if it comes again.
+          reach: of a tail, units after its own at which a hit still reads it.
+        """
         item = Item(key, cost, None if parent is None else self._items[parent], name)
         self._items[key] = item
-        item.is_tail = tail and parent is not None
+        item.is_tail, item.reach = tail and parent is not None, reach
         if item.is_tail:
             self._add_tail(item)
         else:
@@ -77,7 +82,7 @@ class Reuse:
         depth, inner = 0, []
         for other in visit.tails:
             before = other.base
-            if before.depth < parent.depth and before.children == 1:
+            if before.depth + other.reach < parent.depth and before.children == 1:
                 inner.append((other, before.depth - depth))
             if before.depth != depth:
                 depth = before.depth

@@ -47,8 +47,8 @@ class Item:
     """One block, or snapshot, that is cached."""
 
     __slots__ = (
-        "alone", "children", "cost", "depth", "is_tail", "key", "name", "parent", "tail_cost",
-        "visit",
+        "alone", "children", "cost", "depth", "is_tail", "key", "name", "parent", "reach",
+        "tail_cost", "visit",
     )  # fmt: skip
 
     def __init__(self, key, cost: float, parent: "Item | None", name: Hashable):
@@ -57,6 +57,7 @@ class Item:
         self.depth: int = parent.depth + 1 if parent else 1
         self.children = 0
         self.is_tail = False  # a snapshot or window block, on the block that is its parent
+        self.reach = 0  # of a tail, units after its own at which a hit still reads it
         self.tail_cost = 0.0  # of all tails on it
         self.alone: Visit | None = None  # that of an inner tail, which goes by its own worth
         self.visit: Visit | None = None  # one from which the owner is found

@@ -135,16 +135,23 @@ def test_clear_lets_go_of_everything_but_what_rows_hold():
     serving.verify(1)
 
 
-def test_a_snapshot_for_which_no_block_is_free_is_skipped_and_counted():
+def test_room_for_a_snapshot_is_made_at_the_cost_of_an_older_one():
     serving = Serving([FULL, STATE], block=2, blocks={"full": 24, "state": 3}, max_len=12)
-    tokens = [1, 2, 3, 4, 5, 6]
-    serving.serve(0, tokens, stops=(2, 4, 6))
-    assert serving.cache.stats().snapshots_skipped == 1
+    serving.serve(0, [1, 2, 3, 4, 5, 6], stops=(2, 4, 6))
+    assert serving.cache.stats().snapshots_skipped == 0
     assert serving.cache.stats().held == {"full": 3, "state": 2}
-    assert length(serving, [*tokens, 7]) == 4
-    assert serving.evict({"state": 1}) == {"full": 0, "state": 1}
-    serving.insert(0)
-    assert length(serving, [*tokens, 7]) == 6
+    assert serving.cache.stats().removed == {"full": 0, "state": 1}
+    assert [length(serving, [1, 2, 3, 4, 5, 6, 7][:n]) for n in (7, 6, 4)] == [6, 4, 0]
+
+
+def test_a_snapshot_for_which_rows_leave_no_room_is_skipped_and_counted():
+    serving = Serving([FULL, STATE], block=2, blocks={"full": 24, "state": 2}, max_len=12)
+    serving.admit(0, [9, 9, 9])
+    serving.run(0, 2)
+    serving.serve(1, [1, 2, 3, 4, 5, 6], stops=(2, 4, 6))
+    assert serving.cache.stats().snapshots_skipped == 3
+    assert serving.cache.stats().held == {"full": 3, "state": 0}
+    assert length(serving, [1, 2, 3, 4, 5, 6, 7]) == 0
 
 
 def test_a_prompt_that_left_another_stops_where_it_did():

@@ -28,6 +28,12 @@ def crowded():
     return serving
 
 
+def test_what_a_hit_reads_goes_together(crowded):
+    """The two blocks of a window's tail lie on two units; a hole in one makes the other useless."""
+    hits = [crowded.cache.match([number] * 11, touch=False).length for number in range(12)]
+    assert hits == [0] * 9 + [10] * 3
+
+
 def test_a_need_takes_from_all_groups_until_it_is_met(crowded):
     assert sum(crowded.cache.stats().removed.values()) > 0
     need = crowded.free()["full"] + 8
