@@ -146,6 +146,7 @@ class PrefixCache:
         raw = raw[: units * self.unit * keys.TOKEN_BYTES]
         node, new = self._growth.add(row, raw, salt, settled, ids)
         state = publish.retain(state, self._places, new)
+        self._holdings.watcher.came(new)
         if settled == units * self.unit:
             state, storage = self._take_snapshot(state, storage, row, node)
         self._tree.prune(node)
@@ -167,8 +168,8 @@ class PrefixCache:
             state, _ = self.evict(state, {group.name: 1 for group in self._places.states})
             state, storage, taken = publish.take_snapshot(state, storage, row)
         self._stats.snapshots_skipped += not taken
-        for group in self._places.states if taken else ():
-            self._holdings.keep(node, group.first, taken[group.name])
+        places = [(group.first, taken[group.name]) for group in self._places.states if taken]
+        self._holdings.watcher.came([self._holdings.keep(node, *place) for place in places])
         return state, storage
 
     def evict(
@@ -207,6 +208,7 @@ class PrefixCache:
             gone = self._holdings.make_room(lacking, holders, protected, freed)
             if not gone:
                 return state, freed
+            self._holdings.watcher.going(gone)
             state = publish.drop(state, self._places, gone)
             free = publish.free_of_pools(state)
 

@@ -1,6 +1,8 @@
 """HostTier: host memory for the blocks of every group of a spec."""
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kvpool import regions
 from kvpool.plan import Plan
@@ -11,6 +13,9 @@ from kvpool.tiers.host_blocks import BLOCK_FIRST, HostBlocks
 from kvpool.tiers.host_pool import count
 from kvpool.tiers.pool_entry import entries_of
 from kvpool.tiers.pool_group import Allocation, HostPoolGroup
+
+# Given a group that is short of blocks, the allocations that may go for it, the first to go first.
+Reclaimer = Callable[[str], Iterable[Allocation]]
 
 
 class HostTier:
@@ -46,7 +51,12 @@ class HostTier:
             names = ", ".join(group.name for group in spec.groups)
             raise SpecError(f"anchor: no group keeps all positions; name one of {names}")
         self.spec, self.chunk_bytes = spec, count("chunk_bytes", chunk_bytes, 1)
-        self.pools = HostPoolGroup(entries_of(spec, dict(num_blocks), anchor, reclaim))
+        self.reclaimers: list[Reclaimer] = [lambda group: reclaim()] if reclaim else []
+        entries = entries_of(spec, dict(num_blocks), anchor)
+        self.pools = HostPoolGroup(
+            dataclasses.replace(entry, reclaim=functools.partial(self._offered, entry.name))
+            for entry in entries
+        )
         self.memory = {
             group.name: HostBlocks(group, num_blocks.get(group.name, 0), layout, device)
             for group in spec.groups
@@ -59,6 +69,10 @@ class HostTier:
             raise SpecError(f"ratio: wanted a number of at least 0, got {ratio!r}")
         blocks = {name: int(number * ratio) for name, number in plan.num_blocks.items()}
         return cls(plan.spec, blocks, **options)
+
+    def _offered(self, group: str) -> Iterator[Allocation]:
+        for reclaimer in self.reclaimers:
+            yield from reclaimer(group)
 
     def check_plan(self, plan: Plan) -> None:
         """SpecError unless it is a plan of this spec."""
