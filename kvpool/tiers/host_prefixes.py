@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from kvpool.prefix.places import Places
+from kvpool.prefix.tree import Kept
 from kvpool.tiers.host_tier import HostTier
 from kvpool.tiers.pool_group import Allocation, Shortfall
 from kvpool.tiers.trouble import Trouble
@@ -85,9 +86,11 @@ class HostPrefixes:
             if block.name in self._ages[self.group_of(block.name)]:
                 self._ages[self.group_of(block.name)].move_to_end(block.name)
 
-    def touch_names(self, names: Iterable[Name]) -> None:
-        """As `touch`, of blocks that are known."""
-        self.touch(self._blocks[name] for name in names)
+    def touch_kept(self, kept: Iterable[Kept]) -> None:
+        """These of the device were used, as far as they are known here: the deepest longest ago."""
+        deepest_first = sorted(kept, key=lambda one: -one.node.depth)
+        names = [(one.node.key, one.place) for one in deepest_first]
+        self.touch(self._blocks[name] for name in names if self.knows(*name))
 
     def everything(self) -> list[HostBlock]:
         """All blocks that are still there."""

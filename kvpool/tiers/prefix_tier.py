@@ -22,7 +22,7 @@ from kvpool.prefix.match import Hit
 from kvpool.prefix.tree import Kept
 from kvpool.prefix_cache import PrefixCache
 from kvpool.state import State
-from kvpool.status import InvariantError, SpecError
+from kvpool.status import SpecError
 from kvpool.storage import Storage
 from kvpool.tiers import joint
 from kvpool.tiers.fetch import Fetch, digest_of
@@ -88,7 +88,6 @@ class PrefixTier(Watcher):
         )
         self._holdings.watcher = self
 
-    # ------------------------------------------------------------ of a request
     def match(
         self,
         state: State,
@@ -169,10 +168,7 @@ class PrefixTier(Watcher):
             let_go(fetched)
 
     def finish(self, state: State, promoting: Promotion) -> State:
-        """Publishes what came; a promotion that is not `done` is given up, and its blocks are free.
-
-        The hit is then the cache's, `cache.match(tokens, salt)`.
-        """
+        """Publishes what came, for the cache's own `match`; one that is not `done` is given up."""
         return self._promotions.finish(state, promoting)
 
     def insert(self, state: State, storage, tokens, row: int, salt: Salt = None):
@@ -227,11 +223,8 @@ class PrefixTier(Watcher):
         """Moves copies to the host on by a chunk, or waits for all; the state without what came."""
         return self._saves.move_on(state, storage, wait)
 
-    # ------------------------------------------------------------ the whole
     def save_all(self, state: State, storage: Storage | None, timeout_s: float | None = None):
-        """Copies all that the cache has to the host and the store, and waits for it.
-
-        For the end of a server: what is in the store then, the next one finds.
+        """At the end of a server, for the next: all goes to the host and the store, waited for.
 
         Returns:
           (state, whether all is stored; True without a store).
@@ -262,26 +255,15 @@ class PrefixTier(Watcher):
 
     def counts(self) -> PrefixCounts:
         """What was done so far, and what the host has now."""
-        saves = self._saves
-        host = sum(block.ready for block in self._host.everything())
+        saves, host = self._saves, sum(block.ready for block in self._host.everything())
         return PrefixCounts(saves.saved, saves.lost, self._promotions.count, host)
 
     def check(self, state: State) -> None:
-        """Verifies the books of device and host; for tests.
-
-        Raises:
-          InvariantError: naming the group and the block.
-        """
+        """Verifies the books of device and host, as `PrefixCache.check`; for tests."""
         self.cache.check(state)
         self.tier.pools.check()
-        held = state.pool.retained
-        for one in self._saves.held():
-            pool = self._places.of_place[one.place].pool
-            if held[state.pool.offsets[pool] + one.block] < 1:
-                name = self._places.of_place[one.place].name
-                raise InvariantError(f"group {name}: block {one.block} is sent, but not retained")
+        self._saves.check(state)
 
-    # ------------------------------------------------------------ inside
     def came(self, kept: list[Kept]) -> None:
         """The cache holds these now."""
         if self.policy == WRITE_THROUGH:
@@ -291,13 +273,11 @@ class PrefixTier(Watcher):
         """The cache lets go of these."""
         if self.policy == WRITE_BACK:
             self._saves.now(self._storage, kept)
-        deepest_first = sorted(kept, key=lambda one: -one.node.depth)
-        names = [(one.node.key, one.place) for one in deepest_first]
-        self._host.touch_names(name for name in names if self._host.knows(*name))
+        self._host.touch_kept(kept)
 
     def _arrived(self, block: HostBlock) -> None:
-        group = self._host.group_of(block.name)
         if self.store is not None:
+            group = self._host.group_of(block.name)
             data = self.tier.memory[group].get([block.block])
             self.store.put(group, digest_of(self._places, block.name), data)
 

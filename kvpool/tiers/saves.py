@@ -12,6 +12,7 @@ from kvpool.prefix import publish
 from kvpool.prefix.places import Places
 from kvpool.prefix.tree import Kept
 from kvpool.state import State
+from kvpool.status import InvariantError
 from kvpool.storage import Storage
 from kvpool.tiers.copies import Saving, pieces_of
 from kvpool.tiers.host_prefixes import HostBlock, HostPrefixes
@@ -81,6 +82,13 @@ class Saves:
     def held(self) -> list[Kept]:
         """The blocks of the device that are held."""
         return [one for flight in self._flights for one in flight.held]
+
+    def check(self, state: State) -> None:
+        """InvariantError unless the state knows what is held."""
+        for one in self.held():
+            group = self._places.of_place[one.place]
+            if state.pool.retained[state.pool.offsets[group.pool] + one.block] < 1:
+                raise InvariantError(f"group {group.name}: block {one.block} is sent, not retained")
 
     def _landed(self, state: State) -> State:
         return publish.drop(state, self._places, self._flights.popleft().held)
