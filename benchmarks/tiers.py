@@ -3,7 +3,8 @@
 Bytes each way take turns with a memcpy of as many blocks, all in one run; blocks lie at random
 places at both ends, as they do after a while. A joint request takes and gives blocks of five pools.
 The decode loop is the demo's, 16 rows and 16 steps a dispatch, with and without a copy to the host
-that is moved on by a chunk with every dispatch.
+that is moved on by a chunk with every dispatch. Last, how many tokens of a made-up trace of chats
+are found, with real bookkeeping and no bytes, by a prefix cache with more and more host behind it.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import numpy as np
 
 import decode
 import kvpool as kv
-from kvpool.tiers import HostPool, HostPoolGroup, HostTier, PoolEntry, copies
+from kvpool.tiers import HostPool, HostPoolGroup, HostTier, PoolEntry, PrefixTier, copies
 from kvpool.tiers.host_blocks import HostBlocks, aligned
 from reporting import Report, take_turns
 
@@ -142,6 +143,50 @@ def decoding(report: Report, rounds: int) -> None:
     report.add("  with a chunk to the host", ratio, "x", "at most 1.1 x", ratio <= 1.1)
 
 
+def chats(sessions: int, turns: int, block: int) -> list[np.ndarray]:
+    """Prompts i32[T]: each session comes back now and then with all it said, and a turn more."""
+    random = np.random.default_rng(1)
+    said = [np.arange(2 * block, dtype=np.int32)] * sessions  # all begin with the same
+    trace = []
+    for session in random.permutation(np.repeat(np.arange(sessions), turns)):
+        more = random.integers(1, 1 << 30, block * random.integers(2, 7), dtype=np.int32)
+        said[session] = np.concatenate((said[session], more))
+        trace.append(said[session])
+    return trace
+
+
+def hit_ratio(report: Report, trace: list[np.ndarray], block: int, ratio: float) -> None:
+    """Tokens found of a hybrid model's prompts, with `ratio` host blocks for each device block."""
+    longest, row = max(map(len, trace)), np.zeros(1, np.int32)
+    layers = [kv.FullAttention(1, 1), kv.SlidingWindow(2 * block, 1, 1),
+              kv.RecurrentState({"s": ((8,), "float32")})]  # fmt: skip
+    spec = kv.CacheSpec.from_layers(layers, block)
+    columns = longest // block + 1
+    plan = kv.plan(spec, num_blocks={"full": 4 * columns, f"window{2 * block}": 2 * columns,
+                                     "state": 48}, max_seqs=1, max_seq_len=longest)  # fmt: skip
+    state = kv.init_state(spec, plan)
+    prefixes = PrefixTier(kv.PrefixCache(spec, plan), HostTier.of_ratio(plan, ratio))
+    found, begin = 0, time.perf_counter()
+    for tokens in trace:
+        state, _, hit = prefixes.match(state, None, tokens)
+        found += hit.length
+        for verb in (lambda s, hit=hit: kv.admit(s, row, hit.prefix), *(
+            lambda s, stop=stop: kv.reserve(s, np.int32([stop]) - np.asarray(s.seq_lens))
+            for stop in (*hit.stops, len(tokens))
+        )):  # fmt: skip
+            while not (result := verb(state))[1].ok:
+                state, freed = prefixes.evict(state, None, short=result[1].shortfall, protect=hit)
+                assert any(freed.values())
+            state = result[0]
+            room = np.asarray(state.room) - np.asarray(state.seq_lens)
+            state, _ = prefixes.insert(kv.advance(state, room), None, tokens, 0)
+        state = kv.release(state, row)
+    each = (time.perf_counter() - begin) / len(trace)
+    share = found / sum(map(len, trace))
+    report.add(f"chats, host {ratio:g} x the device: tokens found", share, "of all")
+    report.add("  a request's bookkeeping", each * 1e3, "ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json")
@@ -154,6 +199,9 @@ def main() -> None:
         bandwidth(report, kib, args.rounds, time.process_time)
     joint(report, args.rounds)
     decoding(report, args.rounds * 2)
+    trace = chats(40, 8, 16)
+    for ratio in (0, 1, 4, 16):
+        hit_ratio(report, trace, 16, ratio)
     report.finish(args.json)
 
 
