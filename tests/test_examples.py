@@ -77,3 +77,17 @@ def test_rows_that_were_pushed_out_resume_and_write_the_same_text():
         assert preempted > 0
         assert whole < again
         assert resumed == (whole if saves else again)
+
+
+@pytest.mark.slow
+def test_a_second_run_finds_its_prefixes_in_storage(tmp_path):
+    """It computes fewer tokens than the first, and writes the same text."""
+    computed = []
+    for _ in range(2):
+        command = [sys.executable, EXAMPLES / "preempt_and_resume.py", "--requests", "24"]
+        command += ["--blocks", "64", "--store", tmp_path / "prefixes"]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert run.stdout.count("24 of 24 requests have the same text") == 3
+        line = next(line for line in run.stdout.splitlines() if "with a store" in line)
+        computed.append(int(re.search(r"([\d,]+) tokens", line)[1].replace(",", "")))
+    assert computed[1] < computed[0]
