@@ -15,8 +15,7 @@ import numpy as np
 from jax import lax
 
 import pallas_kernels as kernels
-from kvpool import words
-from shapes import Scale, Shape
+from shapes import Scale, Shape, words_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _read_tokens(operation, group, blocks, layer, ids, values):
             dtype=buffer.numpy_dtype,
             offset=offset,
         )
-        for buffer, offset in words.buffers_of_layer(group, layer)
+        for buffer, offset in words_of(group).buffers(layer)
     ]
 
 
@@ -135,8 +134,8 @@ def _write_tokens(operation, group, blocks, layer, ids, values):
         *ids,
         values,
         entries=group.entries_per_block,
-        starts=words.buffer_starts(group),
-        offset=layer * words.layer_words(group),
+        starts=words_of(group).starts,
+        offset=layer * words_of(group).layer,
     )
 
 
@@ -233,7 +232,7 @@ def _read_state(shape: Shape, scale: Scale) -> Move:
     def call(operation, group, blocks, layer, ids, values):
         return [
             operation(blocks, *ids, shape=buffer.shape, dtype=buffer.numpy_dtype, offset=offset)
-            for buffer, offset in words.buffers_of_layer(group, layer)
+            for buffer, offset in words_of(group).buffers(layer)
         ]
 
     rows = scale.count(shape, shape.layer_bytes, scale.blocks(shape))
@@ -248,8 +247,8 @@ def _read_state(shape: Shape, scale: Scale) -> Move:
 
 def _write_state(shape: Shape, scale: Scale) -> Move:
     def call(operation, group, blocks, layer, ids, values):
-        offset = layer * words.layer_words(group)
-        return operation(blocks, *ids, values, starts=words.buffer_starts(group), offset=offset)
+        offset = layer * words_of(group).layer
+        return operation(blocks, *ids, values, starts=words_of(group).starts, offset=offset)
 
     rows = scale.count(shape, shape.layer_bytes, scale.blocks(shape))
     return Move(

@@ -1,6 +1,5 @@
-"""The bookkeeping that `prefix_cache.py` replays: real verbs on blocks of a few bytes each."""
+"""The bookkeeping that `prefix_cache.py` replays: the real verbs, without the bytes."""
 
-import dataclasses
 import itertools
 import time
 
@@ -8,42 +7,26 @@ import jax
 import numpy as np
 
 import kvpool as kv
-from kvpool.prefix.snapshots import Auto
+from kvpool.prefix.places import Places
 
 BLOCK = 512
 STEP = 4096  # most tokens of a step of a prefill
+ROWS = 64  # of which one at a time serves
 
 
-@dataclasses.dataclass
-class Costs:
-    """Bytes of what a model keeps."""
-
-    block: int  # of a unit of tokens, in the groups that keep everything
-    snapshot: int  # of the states and window tails where a prompt can be gone on from
-    tails: dict[str, int]  # {group: blocks of a snapshot}
-
-
-def costs_of(spec: kv.CacheSpec) -> Costs:
-    """What a block and a snapshot of a spec cost."""
-    block, snapshot, tails = 0, 0, {}
-    for group in spec.groups:
-        if group.is_state or group.region.span:
-            length = 64 * BLOCK  # any multiple of the unit beyond the window
-            first = 0 if group.is_state else group.dead_columns(length)
-            tails[group.name] = 1 if group.is_state else group.ceil_columns(length) - first
-            snapshot += tails[group.name] * group.bytes_per_block
-        else:
-            block += BLOCK // group.block_size * group.bytes_per_block
-    return Costs(block, snapshot, tails)
+def costs_of(name: str) -> tuple[int, int]:
+    """Bytes of a block of tokens and of a snapshot of a preset, as its prefix cache counts them."""
+    spec = kv.preset(name, block_size=BLOCK)
+    return Places.of(plan_for(spec, 1 << 40, 64 * BLOCK)).costs
 
 
 def plan_for(spec: kv.CacheSpec, budget: int, longest: int) -> kv.Plan:
-    """The memory as a server that runs 64 requests would have it, a fourth of it for snapshots."""
+    """The memory as a server of ROWS rows would have it, a fourth of it for snapshots."""
     states = sum(group.bytes_per_block for group in spec.groups if group.is_state)
     return kv.plan(
         spec,
         budget,
-        max_seqs=64,
+        max_seqs=ROWS,
         max_seq_len=longest,
         max_step_tokens=min(STEP, longest),
         snapshots=budget // 4 // states if states else 0,
@@ -53,13 +36,11 @@ def plan_for(spec: kv.CacheSpec, budget: int, longest: int) -> kv.Plan:
 class Replay:
     """One row that serves a request after the other, through the verbs and the cache, no bytes."""
 
-    def __init__(self, name: str, budget: int, evictor, longest: int, pooling: str, policy=None):
+    def __init__(self, name: str, budget: int, longest: int, pooling: str):
         spec = kv.with_pooling(kv.preset(name, block_size=BLOCK), pooling)
-        self.costs = costs_of(spec)
         self.plan = plan_for(spec, budget, longest)
         self.state = kv.init_state(spec, self.plan)
-        policy = policy or Auto(BLOCK, self.costs.block, self.costs.snapshot)
-        self.cache = kv.PrefixCache(spec, self.plan, evictor=evictor, snapshots=policy)
+        self.cache = kv.PrefixCache(spec, self.plan)
         self.seconds = {"match": 0.0, "insert": 0.0, "evict": 0.0}
         self.tokens = self.hit = self.blocks = 0
         self._grow = jax.jit(_grow)
@@ -80,7 +61,7 @@ class Replay:
         length = hit.length
         ends = sorted({*hit.stops, *range(length + STEP, len(tokens), STEP), len(tokens)})
         for before, stop in itertools.pairwise((length, *ends)):
-            count = np.zeros(64, np.int32)
+            count = np.zeros(ROWS, np.int32)
             count[0] = stop - before
             self._until(lambda state, count=count: self._grow(state, count), None)
             if stop < len(tokens) and stop not in hit.stops:
@@ -89,16 +70,13 @@ class Replay:
             self.state, _ = self._timed("insert", insert, self.state, None, tokens, 0)
         self.state = kv.release(self.state, np.zeros(1, np.int32))
 
-    def _evict(self, need, short, hit) -> None:
-        self.state, _ = self._timed(
-            "evict", self.cache.evict, self.state, need, short=short, protect=hit
-        )
-
     def _until(self, verb, hit) -> None:
         state, result = verb(self.state)
         while not bool(result.ok):
             before = int(self.state.pool.num_cached.sum())
-            self._evict({}, jax.device_get(result.shortfall), hit)
+            short = jax.device_get(result.shortfall)
+            evict = self.cache.evict
+            self.state, _ = self._timed("evict", evict, self.state, short=short, protect=hit)
             assert int(self.state.pool.num_cached.sum()) < before, result
             state, result = verb(self.state)
         self.state = state

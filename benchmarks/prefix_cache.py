@@ -1,21 +1,22 @@
-"""What a prefix cache saves: python benchmarks/prefix_cache.py TRACE [--json FILE]
+"""What a prefix cache saves: python benchmarks/prefix_cache.py TRACE... [--json FILE]
 
-Replays a trace of prompts, one JSON object a line with `input_length` in tokens and `hash_ids`, one
+Replays traces of prompts, one JSON object a line with `input_length` in tokens and `hash_ids`, one
 for each 512 tokens, through the policies of the prefix cache: where snapshots are taken, and what
 is evicted from one memory for blocks and snapshots. Beside the hits in tokens stand LRU's, with a
 snapshot at the end of each prompt and where it left another, and those of an infinite cache that
 has a snapshot everywhere. `belady` is what the best eviction would find, of blocks, were snapshots
-free.
+free. Of 10,000 blocks without snapshots stands how much of the way from LRU to that is gone.
 
-Then the first --requests go through `kv.PrefixCache` itself, with admit, reserve, advance, insert,
-evict and release, in one memory of the smallest budget, for its hits and the time of each call. A
-last run repeats nothing: what the cache costs where it is of no use, over the time that the prompts
-take to compute at --speed tokens a second.
+Then the first --requests of each, unless that is 0, go through `kv.PrefixCache` itself, with admit,
+reserve, advance, insert, evict and release, in one memory of the smallest budget, for its hits and
+the time of each call. A last run repeats nothing: what the cache costs where it is of no use, over
+the time that the prompts take to compute at --speed tokens a second.
 """
 
 import argparse
 import functools
 import json
+import pathlib
 
 import numpy as np
 from tqdm import tqdm
@@ -53,27 +54,45 @@ def tokens_of(ids: list[int], tokens: int) -> np.ndarray:
 
 def through_policies(requests, costs, budget, title: str, evictor, policy) -> Books:
     """Replays requests through the policies alone."""
-    books = Books(costs.block, costs.snapshot, budget, evictor, policy)
+    books = Books(*costs, budget, evictor, policy)
     for ids, tokens in tqdm(requests, desc=title, leave=False):
         books.serve(ids, tokens)
     return books
 
 
-def policies(report: Report, requests, models, budgets) -> None:
+def gap(report: Report, trace: str, requests, capacity: int = 10_000) -> None:
+    """How far eviction gets from LRU to the best possible, in blocks found of all blocks."""
+    count = sum(len(ids) for ids, _ in requests)
+    parts = [(ids, len(ids) * BLOCK) for ids, _ in requests]  # the last one is often partial
+    plain = Books(1, 0, capacity, LRU(), None)
+    books = Books(1, 0, capacity, Reuse(), None)
+    for part, whole in zip(parts, requests, strict=True):
+        plain.serve(*part)
+        books.serve(*whole)
+    best = belady(requests, capacity)
+    least, found = plain.found / count, books.found / count
+    for label, value in (("LRU", least), ("reuse", found), ("belady", best)):
+        report.add(f"{trace}, {capacity:,} blocks, {label}", value, "")
+    closed = (found - least) / (best - least)
+    title = f"{trace}, {capacity:,} blocks, of the gap closed"
+    report.add(title, closed, "", "at least 0.25", closed >= 0.25)
+
+
+def policies(report: Report, trace: str, requests, models, budgets) -> None:
     """The hits of each model in each budget (GiB; 0: without limit)."""
     rows = [("model", "GiB", "LRU", "reuse", "belady", "snapshots taken", "kept")]
     for name in models:
-        costs = costs_of(kv.preset(name, block_size=BLOCK))
+        costs = costs_of(name)
         for gib in budgets:
             budget = int(gib * 2**30) if gib else None
-            title = f"{name}, {gib} GiB" if gib else f"{name}, without limit"
+            title = f"{trace}, {name}, " + (f"{gib:g} GiB" if gib else "without limit")
             run = functools.partial(through_policies, requests, costs, budget, title)
             plain = run(LRU(), PromptEnd(BLOCK))
-            books = run(Reuse(), Auto(BLOCK, costs.block, costs.snapshot))
-            best = belady(requests, budget // costs.block if budget else 1 << 40)
+            books = run(Reuse(), Auto(BLOCK, *costs))
+            best = belady(requests, budget // costs[0] if budget else 1 << 40)
             ratios = plain.hit / plain.tokens, books.hit / books.tokens, best
             kept = len(books.snapshots)
-            rows.append((name, str(gib or "-"), *(f"{one:.4f}" for one in ratios),
+            rows.append((name, f"{gib:g}" if gib else "-", *(f"{one:.4f}" for one in ratios),
                          f"{books.taken:,}", f"{kept:,}"))  # fmt: skip
             for label, value in zip(("LRU", "reuse", "belady"), ratios, strict=True):
                 report.add(f"{title}, {label}", value, "")
@@ -81,12 +100,12 @@ def policies(report: Report, requests, models, budgets) -> None:
     print(table(rows), flush=True)
 
 
-def real(report: Report, requests, name: str, gib: float, speed: float, pooling: str) -> None:
+def real(report: Report, trace: str, requests, name: str, gib, speed: float, pooling: str) -> None:
     """Times of the cache itself, on a trace and where nothing repeats."""
     longest = -(-max(tokens for _, tokens in requests) // BLOCK) * BLOCK
     fresh = without_repeats(requests)
     for what, some in (("trace", requests), ("no repeats", fresh)):
-        replay = Replay(name, int(gib * 2**30), Reuse, longest, pooling)
+        replay = Replay(name, int(gib * 2**30), longest, pooling)
         for number, (ids, tokens) in enumerate(tqdm(some, desc=f"{name}, {what}", leave=False)):
             if number == 20:  # all is compiled
                 replay.seconds = dict.fromkeys(replay.seconds, 0.0)
@@ -95,7 +114,7 @@ def real(report: Report, requests, name: str, gib: float, speed: float, pooling:
         kv.check(replay.state)
         replay.cache.check(replay.state)
         count = max(1, len(some) - 20)
-        title = f"{name}, {gib} GiB, {what}"
+        title = f"{trace}, {name}, {gib:g} GiB, {what}"
         report.add(f"{title}, tokens hit", replay.hit / replay.tokens, "")
         for verb, seconds in replay.seconds.items():
             report.add(f"{title}, {verb} a request", seconds / count * 1e6, "us")
@@ -120,7 +139,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("trace", help="a .jsonl file")
+    option("traces", nargs="+", metavar="TRACE", help=".jsonl files")
     option("--models", nargs="+", default=MODELS, metavar="NAME", help="names of presets")
     option("--gib", nargs="+", type=float, default=(64, 256, 1024, 0), help="budgets; 0: no limit")
     option("--requests", type=int, default=1000, help="that go through the cache itself")
@@ -130,12 +149,14 @@ def main() -> None:
     option("--json", metavar="FILE")
     given = parser.parse_args()
     report = Report("prefix cache")
-    requests = requests_of(given.trace, 1500 if given.quick else 0)
     models = given.models[:2] if given.quick else given.models
-    policies(report, requests, models, given.gib[:1] if given.quick else given.gib)
-    count = 100 if given.quick else given.requests
-    for name in models[:1] if given.quick else models:
-        real(report, requests[:count], name, given.gib[0], given.speed, given.pooling)
+    count = min(100, given.requests) if given.quick else given.requests
+    for path in given.traces:
+        trace, requests = pathlib.Path(path).stem, requests_of(path, 1500 if given.quick else 0)
+        gap(report, trace, requests, 1000 if given.quick else 10_000)
+        policies(report, trace, requests, models, given.gib[:1] if given.quick else given.gib)
+        for name in (models[:1] if given.quick else models) if count else ():
+            real(report, trace, requests[:count], name, given.gib[0], given.speed, given.pooling)
     report.finish(given.json)
 
 

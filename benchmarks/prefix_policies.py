@@ -17,25 +17,27 @@ class Books:
         self.blocks: dict[int, int | None] = {}  # id: the id before
         self.next: dict[int, set[int]] = {}
         self.snapshots: set[int] = set()
-        self.used = self.tokens = self.hit = self.taken = 0
+        self.used = self.tokens = self.hit = self.taken = self.found = 0
         self.pressed = False
 
     def serve(self, ids: list[int], tokens: int) -> None:
         """One request, whose blocks are inserted at once."""
         full, last = ids[: tokens // BLOCK], (tokens - 1) // BLOCK
         found = sum(1 for _ in itertools.takewhile(self.blocks.__contains__, full))
+        self.found += found
         known = min(found, last)
         hit = known
         while self.snapshot and hit and full[hit - 1] not in self.snapshots:
             hit -= 1
         self.tokens, self.hit = self.tokens + tokens, self.hit + hit * BLOCK
-        self.evictor.touch([("block", one) for one in reversed(full[:hit])])
+        path = [("block", one) for one in reversed(full[:hit])]
+        tails = [("snapshot", full[hit - 1])] if self.snapshot and hit else []
+        self.evictor.touch(path, tails)
         stops: tuple[int, ...] = ()
         if self.snapshot:
             beyond = self._goes_on(full[known - 1]) if known else 0
             lengths = (tokens, hit * BLOCK, known * BLOCK, beyond, self.pressed)
             stops = self.policy.stops(*lengths)
-            self.evictor.touch([("snapshot", full[hit - 1])] if hit else [])
         for before, one in zip([None, *full][found:], full[found:], strict=False):
             self._add(one, before)
         for stop in stops:

@@ -11,6 +11,11 @@ import kvpool as kv
 from kvpool import words
 
 
+def words_of(group: kv.Group) -> words.Words:
+    """The words of a group with an array of its own."""
+    return words.Words(group, words.narrowest([group]), array=0, slab=None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """One group of a model: `layers` layers that keep `region`."""
@@ -29,12 +34,12 @@ class Shape:
     @property
     def word(self):
         """The dtype of the block array."""
-        return words.word_of(self.group)
+        return words_of(self.group).word
 
     @property
     def width(self) -> int:
         """Words of a block."""
-        return words.words_of_block(self.group)
+        return words_of(self.group).block
 
     @property
     def layer_bytes(self) -> int:

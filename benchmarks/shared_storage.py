@@ -13,7 +13,6 @@ import numpy as np
 
 import kvpool as kv
 from reporting import Report, on_fresh, take_turns
-from storage import Donated
 
 ROWS, LENGTH, BLOCK, LAYERS = 64, 1024, 16, 4
 POOLINGS = ("independent", "shared", "elastic")
@@ -41,8 +40,8 @@ def rows_of(pooling: str) -> tuple[kv.State, kv.Storage]:
     return jax.block_until_ready(state), storage
 
 
-def tokens(name: str, width: int) -> dict:
-    values = np.random.default_rng(1).standard_normal((ROWS, width, *ENTRIES[name]), np.float32)
+def one_token(name: str) -> dict:
+    values = np.random.default_rng(1).standard_normal((ROWS, 1, *ENTRIES[name]), np.float32)
     return dict.fromkeys("kv", jnp.asarray(values, jnp.bfloat16))
 
 
@@ -69,29 +68,29 @@ def cases(pooling: str) -> dict:
         )
 
     measured, some = {}, np.arange(ROWS // 8, dtype=np.int32)
-    step = Donated(lambda storage, _: storage, storage)  # one storage for all of them
+    held = [storage]  # one for all of them, which every write donates
 
     def donated(run):
         compiled = jax.jit(run, donate_argnums=0)
 
         def call():
-            step.storage = compiled(step.storage)
-            return step.storage
+            held[0] = compiled(held[0])
+            return held[0]
 
         return call
 
     for name in ENTRIES:
-        measured[f"write {name}"] = donated(written(name, tokens(name, 1)))
+        measured[f"write {name}"] = donated(written(name, one_token(name)))
         read = jax.jit(
             lambda storage, view, name=name: kv.read(storage, view, 1, tag=name, rows=some)
         )
-        measured[f"read {name}"] = lambda read=read: read(step.storage, view)
+        measured[f"read {name}"] = lambda read=read: read(held[0], view)
     measured["write state"] = donated(states)
     read_state = jax.jit(lambda storage, view: kv.read_state(storage, view, 1, tag="state"))
-    measured["read state"] = lambda: read_state(step.storage, view)
+    measured["read state"] = lambda: read_state(held[0], view)
     ids = kv.block_table(state, "full")[: ROWS // 8].reshape(-1)
     export = jax.jit(lambda storage: kv.export_blocks(storage, "full", ids))
-    measured["export full"] = lambda: export(step.storage)
+    measured["export full"] = lambda: export(held[0])
     return measured
 
 

@@ -109,6 +109,7 @@ def fit(pool: BlockPool, asked: jax.Array, keep: jax.Array | None = None) -> jax
         return fits
     keep = jnp.minimum(keep, 2**30)  # more than any pool has, and no overflow
     needed = slab_stacks.needed(pool.slabs, asked + keep.reshape(per_pool))
+    needed = jnp.minimum(needed, pool.slabs.count + 1)  # nor in the sum
     return fits & (jnp.sum(needed, axis=0, dtype=jnp.int32) <= pool.slabs.num_free)
 
 

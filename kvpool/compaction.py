@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from kvpool import block_pool, indices, slabs, tables
+from kvpool import arguments, block_pool, indices, slabs, tables
 from kvpool.indices import NULL_BLOCK
 from kvpool.regions import positive
 from kvpool.state import State
@@ -51,9 +51,16 @@ def compact(state: State, storage: Storage, max_moves: int = 256):
 
 
 def follow(moves: Mapping[str, tuple], blocks: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Where blocks {group: ids i32[...]} are after the `moves` that `compact` returned."""
+    """Where blocks {group: ids i32[K]} are after the `moves` that `compact` returned.
+
+    Raises:
+      SpecError, ValueError: for a group without moves, ids of another kind.
+    """
     followed = {}
     for name, ids in blocks.items():
+        if name not in moves:
+            raise SpecError(f"blocks: no group {name!r}; there are moves of {', '.join(moves)}")
+        ids = arguments.int32(f"blocks[{name!r}]", ids, (None,))
         src, dst = moves[name]
         order = jnp.argsort(src)
         nth = jnp.minimum(jnp.searchsorted(src[order], ids), src.shape[0] - 1)

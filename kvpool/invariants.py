@@ -133,10 +133,20 @@ def _check_holders(state: State, pool: int) -> None:
 def _check_free_stack(state: State, pool: int) -> None:
     size = state.plan.pool_sizes[pool]
     name, part = _of_pool(state, pool)
-    holders = state.pool.holders[part]
+    holders, num_free = state.pool.holders[part], state.pool.num_free[pool]
+    require(
+        [0 <= num_free <= size],
+        lambda _: f"group {name}: counts {num_free} free blocks, but there are {size}",
+    )
     start = sum(state.pool.stack_sizes[:pool])
-    free = state.pool.free_ids[start : start + state.pool.num_free[pool]]
-    counts = np.bincount(free[(free >= 0) & (free < size)], minlength=size)
+    free = state.pool.free_ids[start : start + num_free]
+    require(
+        (free >= 0) & (free < size),
+        lambda depth: (
+            f"group {name}: at {depth} of its free stack is block {free[depth]} of {size}"
+        ),
+    )
+    counts = np.bincount(free, minlength=size)
     require(counts <= 1, lambda block: f"group {name}: block {block} is free {counts[block]} times")
     require(
         (counts == 0) | (holders == 0),

@@ -86,6 +86,21 @@ def payload(
     )
 
 
+def as_words(data, word: np.dtype):
+    """Words u[K, W] of another width as those of `word`; anything else is left as it is."""
+    dtype = np.dtype(getattr(data, "dtype", object))
+    if dtype.kind != "u" or dtype == word or np.ndim(data) != 2:
+        return data
+    if isinstance(data, np.ndarray):
+        fits = data.shape[1] * dtype.itemsize % word.itemsize == 0
+        return np.ascontiguousarray(data).view(word) if fits else data
+    ratio = word.itemsize // dtype.itemsize
+    if ratio > 1 and data.shape[1] % ratio:
+        return data
+    split = data.reshape(data.shape[0], -1, ratio) if ratio > 1 else data
+    return jax.lax.bitcast_convert_type(split, word).reshape(data.shape[0], -1)
+
+
 def checked(name: str, value, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     """`value` as a jax array; ValueError naming got and wanted unless shape and dtype are these."""
     value = value if hasattr(value, "dtype") else np.asarray(value)

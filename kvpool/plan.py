@@ -5,13 +5,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvpool import schema
+from kvpool import plan_checks, schema
 from kvpool.group import Group
 from kvpool.needs import bytes_of, largest, prefill_blocks
 from kvpool.plan_text import describe
 from kvpool.regions import positive, token_count
 from kvpool.spec import CacheSpec
-from kvpool.status import SpecError
 
 
 class Peak(NamedTuple):
@@ -220,23 +219,27 @@ class Plan:
         """The plan that `to_dict` wrote; fields that an older version lacks take their defaults.
 
         Raises:
-          SpecError: for a newer version or an unknown key, by name; for counts that are no counts.
+          SpecError: for a newer version or a key that its version does not have, by name; with the
+            numbers, for what planning could not have made.
         """
-        schema.check_version("plan", data)
         counts = {"kept": (), "slabs": 0, "slab_bytes": 0, "per_slab": ()}
         known = {"schema_version", "spec", "num_blocks", *_LIMITS, "pool_of", *counts}
-        schema.refuse_unknown("plan", data, known)
+        plan_checks.check_keys(data, known)
         spec = CacheSpec.from_dict(data.get("spec", {}))
         names = [group.name for group in spec.groups]
         num_blocks = schema.exactly("num_blocks", data.get("num_blocks"), names)
         blocks = tuple(positive(f"num_blocks[{name!r}]", num_blocks[name]) for name in names)
         given = {"max_step_tokens": data.get("max_seq_len"), "snapshots": 0, **counts, **data}
         sizes: dict[str, Any] = {name: token_count(name, given.get(name)) for name in _LIMITS[:-1]}
-        sizes |= {name: schema.count(name, given[name]) for name in ("snapshots", *_SLABS)}
+        sizes |= {
+            name: schema.count(name, given[name]) for name in ("snapshots", "slabs", "slab_bytes")
+        }
         sizes |= {name: schema.counts(name, given[name]) for name in ("kept", "per_slab")}
         pool_of = schema.counts("pool_of", data.get("pool_of", tuple(range(len(names)))))
         made = cls(spec, blocks, pool_of=pool_of, **sizes)
-        _check_pools(made)
+        plan_checks.check_pools(made)
+        plan_checks.check_counts(made)
+        plan_checks.check_rows(made)
         return made
 
     def __reduce__(self):
@@ -261,38 +264,3 @@ class Plan:
 
 
 _LIMITS = ("max_seqs", "max_seq_len", "max_step_tokens", "snapshots")
-_SLABS = ("slabs", "slab_bytes")
-
-
-def _check_pools(plan: Plan) -> None:
-    """SpecError unless pools, their sizes and slabs are what planning could have made."""
-    names = [group.name for group in plan.spec.groups]
-    numbered = list(dict.fromkeys(plan.pool_of)) == list(range(len(set(plan.pool_of))))
-    if len(plan.pool_of) != len(names) or not numbered:
-        raise SpecError(
-            f"pool_of: wanted a pool for each of {', '.join(names)}, in the order of the groups, "
-            f"got {plan.pool_of}"
-        )
-    pools = len(set(plan.pool_of))
-    if plan.kept and len(plan.kept) != pools:
-        raise SpecError(f"kept: wanted a count for each of {pools} pools, got {plan.kept}")
-    if any(keep > size for keep, size in zip(plan.kept, plan.pool_sizes, strict=False)):
-        raise SpecError(f"kept: got {plan.kept}, more than the pools {plan.pool_sizes}")
-    if plan.per_slab and len(plan.per_slab) != len(names):
-        raise SpecError(
-            f"per_slab: wanted a count for each of {', '.join(names)}, got {plan.per_slab}"
-        )
-    for index, group in enumerate(plan.spec.groups):
-        each = plan.per_slab[index] if plan.per_slab else 0
-        pool = plan.pool_of.index(plan.pool_of[index])
-        size, have = plan.blocks[pool], plan.blocks[index]
-        if each * group.bytes_per_block > plan.slab_bytes or (each and have != each * plan.slabs):
-            raise SpecError(
-                f"num_blocks[{group.name!r}]: wanted {each} in each of {plan.slabs} slabs of "
-                f"{plan.slab_bytes} bytes, got {have} of {group.bytes_per_block}"
-            )
-        if have != size or each != (plan.per_slab[pool] if plan.per_slab else 0):
-            raise SpecError(
-                f"num_blocks[{group.name!r}]: wanted {size} like {names[pool]!r}, which draws from "
-                f"the same pool, got {have}"
-            )

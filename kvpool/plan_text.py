@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def describe(plan: "Plan") -> str:
     """The plan as a table with a line for each group, and what it adds up to."""
     head = ("group", "layers", "tokens/block", "bytes/block", "blocks", "MiB", "share")
-    shared = [array for array in range(len(plan.array_bytes)) if _is_shared(plan, array)]
+    shared = sharing(plan)
     rows = [(*head, "array", "a row", "unused") if shared else head]
     for index, (group, blocks) in enumerate(zip(plan.spec.groups, plan.blocks, strict=True)):
         array = plan.array_of[index]
@@ -31,7 +31,13 @@ def describe(plan: "Plan") -> str:
         f"{plan.total_bytes / 2**20:,.1f} MiB; {plan.token_capacity:,} tokens "
         f"in up to {plan.max_seqs:,} rows of up to {plan.max_seq_len:,}"
     )
-    return "\n".join([table(rows), total, *(_waste(plan, array) for array in shared)])
+    return "\n".join([table(rows), total, *shared])
+
+
+def sharing(plan: "Plan") -> list[str]:
+    """For each block array that groups share a line that says which, and what it costs at most."""
+    arrays = range(len(plan.array_bytes))
+    return [_waste(plan, array) for array in arrays if _is_shared(plan, array)]
 
 
 def _members(plan: "Plan", array: int) -> list[int]:

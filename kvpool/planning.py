@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from kvpool import budget, pooling, schema, slab_planning
+from kvpool import budget, plan_checks, pooling, schema, slab_planning
 from kvpool.needs import bytes_of
 from kvpool.plan import Plan
 from kvpool.regions import positive, token_count
@@ -74,11 +74,11 @@ def plan(
     made = _with_blocks(
         empty, budget_bytes, num_blocks, charge_explicit, ratio, request, slab_bytes
     )
-    if sum(made.pool_sizes) >= 2**31:
-        raise SpecError(f"wanted less than 2^31 blocks in all, got {sum(made.pool_sizes):,}")
     sizes = budget.expected_blocks(made)
     kept = budget.kept_free(sizes, tuple(made.num_blocks), keep_free, made.pool_of)
-    return dataclasses.replace(made, kept=kept if any(kept) else ())
+    made = dataclasses.replace(made, kept=kept if any(kept) else ())
+    plan_checks.check_counts(made)
+    return made
 
 
 def _with_blocks(empty: Plan, size, num_blocks, charge, ratio, request, slab_bytes) -> Plan:
@@ -94,11 +94,11 @@ def _with_blocks(empty: Plan, size, num_blocks, charge, ratio, request, slab_byt
         raise SpecError("plan: wanted budget_bytes or num_blocks, got neither for " + _names(rest))
     size = size if size is None else positive("budget_bytes", size)
     charged = bytes_of(given, [counts[group.name] for group in given]) if charge else 0
-    if charged and charged > size:
+    slabbed = spec.pooling == pooling.ELASTIC and bool(rest)
+    if charged and charged > size and not slabbed:  # slabs name the smallest budget
         raise SpecError(
             f"budget_bytes: got {size:,}, but the explicit groups alone are {charged:,}"
         )
-    slabbed = spec.pooling == pooling.ELASTIC and bool(rest)
     if slab_bytes is not None and not slabbed:
         raise SpecError(f"slab_bytes: no group here has slabs; pooling is {spec.pooling!r}")
     if slabbed:
@@ -133,11 +133,7 @@ def _without_blocks(
     step = token_count("max_step_tokens", step)
     snapshots = schema.count("snapshots", snapshots)
     snapshots += max_seqs * schema.count("snapshots_per_row", per_row)
-    entries = max_seqs * sum(group.columns(max_seq_len) for group in spec.groups)
-    if entries >= 2**31:
-        raise SpecError(
-            f"wanted less than 2^31 table entries, got {entries:,} of {max_seqs:,} rows of up to "
-            f"{max_seq_len:,} tokens"
-        )
     pools = pooling.pools_of(spec.groups, spec.pooling, explicit)
-    return Plan(spec, (0,) * len(pools), max_seqs, max_seq_len, step, snapshots, pools)
+    empty = Plan(spec, (0,) * len(pools), max_seqs, max_seq_len, step, snapshots, pools)
+    plan_checks.check_rows(empty)
+    return empty

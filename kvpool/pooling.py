@@ -112,8 +112,19 @@ def _bytes(group: Group) -> int:
     return group.bytes_per_block
 
 
-def slab_size(shares: Mapping[int, float], budget: int, least: Sequence[tuple[int, int]]) -> int:
-    """The size of slabs that is expected to waste least, in bytes.
+def slab_sizes(sizes: Collection[int]) -> list[int]:
+    """The sizes of slabs that are considered for blocks of so many bytes, in ascending order."""
+    largest = max(sizes)
+    candidates = {largest}
+    for size in sizes:
+        first = -(-largest // size)
+        stop = min(MOST_OF_LARGEST * largest // size + 1, first + CANDIDATES)
+        candidates.update(size * count for count in range(first, stop))
+    return sorted(candidates)
+
+
+def slab_size(sizes: Sequence[int], shares: Mapping[int, float], budget: int) -> int:
+    """Of `sizes` the one that is expected to waste least, in bytes.
 
     A large slab loses less at its end, where no further block fits. A small one loses less while it
     is half used: of every kind of block one slab is, and more the more blocks share a slab.
@@ -121,25 +132,17 @@ def slab_size(shares: Mapping[int, float], budget: int, least: Sequence[tuple[in
     Args:
       shares: {bytes of a block: share of the memory that such blocks are going to take}.
       budget: bytes of all slabs.
-      least: (bytes of a block, blocks) that must fit at the same time.
     """
-    largest = max(shares)
 
     def cost(slab):
-        if _slabs_for(least, slab) * slab > budget:
-            return math.inf
         counts = {size: blocks_in_slab(slab, size) for size in shares}
         ends = sum(share * (1 - counts[size] * size / slab) for size, share in shares.items())
         scatter = sum(share * math.log2(counts[size]) for size, share in shares.items())
         return ends + len(shares) * slab / (2 * budget) + SCATTER_COST * scatter
 
-    candidates = {largest}
-    for size in shares:
-        first = -(-largest // size)
-        stop = min(MOST_OF_LARGEST * largest // size + 1, first + CANDIDATES)
-        candidates.update(size * count for count in range(first, stop))
-    return min(sorted(candidates), key=cost)
+    return min(sizes, key=cost)
 
 
-def _slabs_for(blocks: Sequence[tuple[int, int]], slab: int) -> int:
+def slabs_for(blocks: Sequence[tuple[int, int]], slab: int) -> int:
+    """Slabs of `slab` bytes that hold (bytes of a block, blocks) of each pool at the same time."""
     return sum(-(-count // blocks_in_slab(slab, size)) for size, count in blocks)

@@ -14,7 +14,6 @@ all of it from `match` to `admit` before any other eviction: a hit holds nothing
 and recurrent states can be published only where the row stands, hence the stops.
 """
 
-import dataclasses
 import types
 from collections.abc import Callable, Mapping
 
@@ -134,24 +133,35 @@ class PrefixCache:
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
         row = self._checked_row(row)
         self._check_plan(state=state, **({} if storage is None else {"storage": storage}))
-        live, settled, ids = publish.look_at_row(state, row)
-        if not live:
-            raise ValueError(f"row: wanted one that is live, got {row}, which is free")
-        if len(raw) < settled * keys.TOKEN_BYTES:
-            given = len(raw) // keys.TOKEN_BYTES
-            raise ValueError(f"tokens: wanted the {settled} that row {row} settled, got {given}")
+        settled, ids = self._look_at_row(state, row, len(raw) // keys.TOKEN_BYTES)
         units = settled // self.unit
         if not units:
             return state, storage
         raw = raw[: units * self.unit * keys.TOKEN_BYTES]
-        node, new = self._growth.add(row, raw, salt, settled, ids)
-        state = publish.retain(state, self._places, new)
-        self._holdings.watcher.came(new)
-        if settled == units * self.unit:
-            state, storage = self._take_snapshot(state, storage, row, node)
+        state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
+        lacks = not all(node.kept[group.first] for group in self._places.states)
+        if lacks and settled == units * self.unit:
+            state, storage, taken = self._take_snapshot(state, storage, row)
+            if not node.parent:  # it led to what made room, and left with that
+                state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
+            places = [(group.first, taken[group.name]) for group in self._places.states if taken]
+            self._holdings.watcher.came([self._holdings.keep(node, *place) for place in places])
         self._tree.prune(node)
         self._pending.settled(row, settled)
         return state, storage
+
+    def _look_at_row(self, state, row, given):
+        live, settled, ids = publish.look_at_row(state, row)
+        if not live:
+            raise ValueError(f"row: wanted one that is live, got {row}, which is free")
+        if given < settled:
+            raise ValueError(f"tokens: wanted the {settled} that row {row} settled, got {given}")
+        return settled, ids
+
+    def _publish_blocks(self, state, row, raw, salt, settled, ids):
+        node, new = self._growth.add(row, raw, salt, settled, ids)
+        self._holdings.watcher.came(new)
+        return publish.retain(state, self._places, new), node
 
     def _checked_row(self, row) -> int:
         if np.ndim(row) or np.asarray(row).dtype.kind not in "iu":
@@ -160,17 +170,13 @@ class PrefixCache:
             raise ValueError(f"row: wanted 0 to {self._plan.max_seqs - 1}, got {row}")
         return int(row)
 
-    def _take_snapshot(self, state, storage, row, node):
-        if all(node.kept[group.first] for group in self._places.states):
-            return state, storage  # also where nothing keeps states
+    def _take_snapshot(self, state, storage, row):
         state, storage, taken = publish.take_snapshot(state, storage, row)
         if not taken:
             state, _ = self.evict(state, {group.name: 1 for group in self._places.states})
             state, storage, taken = publish.take_snapshot(state, storage, row)
         self._stats.snapshots_skipped += not taken
-        places = [(group.first, taken[group.name]) for group in self._places.states if taken]
-        self._holdings.watcher.came([self._holdings.keep(node, *place) for place in places])
-        return state, storage
+        return state, storage, taken
 
     def evict(
         self,
@@ -183,8 +189,8 @@ class PrefixCache:
         """Makes room: frees blocks that only the cache holds, until enough are free and no more.
 
         What goes are blocks of the groups in need, in the evictor's order, and what is of no use
-        without them. Of groups that share slabs it is any group's, and may be a little more, since
-        only an empty slab is of use to another.
+        without them; of what keeps everything that is a whole `unit`. Of groups that share slabs it
+        is any group's, and may be a little more, since only an empty slab is of use to another.
 
         Args:
           need: {group: blocks that are to be free}, those that are already included.
@@ -289,9 +295,7 @@ class PrefixCache:
 
     def stats(self) -> Stats:
         """What was done so far, and what is held now."""
-        of = self._holdings
-        held, stored, removed = dict(of.held), dict(of.stored), dict(of.removed)
-        return dataclasses.replace(self._stats, held=held, stored=stored, removed=removed)
+        return self._holdings.counted(self._stats)
 
     def events(self) -> list[Event]:
         """What came and went since the last call, oldest first."""

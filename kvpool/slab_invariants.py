@@ -16,6 +16,7 @@ def check(pool: BlockPool, require) -> None:
     if pool.slabs is None:
         return
     slabs, count = pool.slabs, pool.slabs.count
+    _check_apart(pool, require)
     of_pools = enumerate(held_in_slabs(pool))
     held = {number: np.asarray(blocks) for number, blocks in of_pools if blocks is not None}
     owners = np.zeros(count, np.int32)
@@ -42,6 +43,26 @@ def check(pool: BlockPool, require) -> None:
         _check_pool(slabs, require, number, blocks)
 
 
+def _check_apart(pool: BlockPool, require) -> None:
+    """A pool has blocks in slabs or on a stack of its own, and counts none of the other kind."""
+    assert pool.slabs is not None
+    in_slabs = np.array(pool.per_slab) > 0
+    require(
+        ~in_slabs | (pool.num_free == 0),
+        lambda number: (
+            f"pool {number}: counts {pool.num_free[number]} blocks on a free stack, but has slabs"
+        ),
+    )
+    for name in ("num_open", "spare"):
+        counted = getattr(pool.slabs, name)
+        require(
+            in_slabs | (counted == 0),
+            lambda number, name=name, counted=counted: (
+                f"pool {number}: counts {counted[number]} as {name}, but has no slabs"
+            ),
+        )
+
+
 def _check_pool(slabs: Slabs, require, number: int, held) -> None:
     each, start = slabs.per_slab[number], slabs.offsets[number]
     name, used = f"the open stack of pool {number}", held.sum(axis=1)
@@ -60,9 +81,14 @@ def _check_pool(slabs: Slabs, require, number: int, held) -> None:
 
 def _check_stack(slabs: Slabs, require, name: str, start: int, size, wanted) -> None:
     """The slabs on a stack are those that are `wanted` bool[S], each once."""
+    require(
+        [0 <= size <= slabs.count],
+        lambda _: f"{name}: counts {size} slabs, but there are {slabs.count}",
+    )
     stack = slabs.stacks[start : start + size]
-    inside = stack[(stack >= 0) & (stack < slabs.count)]
-    times = np.bincount(inside, minlength=slabs.count)
+    inside = (stack >= 0) & (stack < slabs.count)
+    require(inside, lambda height: f"{name}: at {height} is slab {stack[height]} of {slabs.count}")
+    times = np.bincount(stack, minlength=slabs.count)
     require(
         times == wanted,
         lambda slab: (

@@ -22,25 +22,19 @@ def cut(
       SpecError: with the numbers, for slabs that cannot be, or a budget that does not serve a row.
     """
     members = _Members(empty, groups)
-    budget -= charged
-    biggest = max(groups, key=lambda group: group.bytes_per_block)
-    if biggest.bytes_per_block > budget:
-        raise SpecError(
-            f"budget_bytes: {budget:,} for {members.names}, but a block of {biggest.name!r} alone "
-            f"is {biggest.bytes_per_block:,}"
-        )
+    least = members.least()
     if slab_bytes is None:
-        size = pooling.slab_size(members.shares(budget), budget, members.least())
+        sizes = pooling.slab_sizes([size for size, _ in least])
     else:
-        size = pooling.checked_slab(slab_bytes, groups)
+        sizes = [pooling.checked_slab(slab_bytes, groups)]
+    needs = {size: pooling.slabs_for(least, size) * size for size in sizes}
+    if min(needs.values()) > budget - charged:
+        raise _too_small(members, needs, budget, charged)
+    budget -= charged
+    fitting = [size for size in sizes if needs[size] <= budget]
+    size = pooling.slab_size(fitting, members.shares(budget), budget)
     made = _with_slabs(empty, groups, counts, size)
     names = [group.name for group in empty.spec.groups]
-    need = made.slabs_for([members.least_of(name) for name in names])
-    if need * size > budget:
-        raise SpecError(
-            f"budget_bytes: {budget:,} for {members.names} is {budget // size} slabs of {size:,}, "
-            f"but one row can hold {need}; the smallest budget for it is {need * size + charged:,}"
-        )
     most = made.slabs_for([members.most_of(name) for name in names])
     count = min(budget // size, most)
     blocks = [
@@ -48,6 +42,24 @@ def cut(
         for each, have in zip(made.per_slab, made.blocks, strict=True)
     ]
     return dataclasses.replace(made, slabs=count, blocks=tuple(blocks))
+
+
+def _too_small(
+    members: "_Members", needs: Mapping[int, int], budget: int, charged: int
+) -> SpecError:
+    """Names the smallest budget that works: no size of slabs needs less for one row."""
+    size = min(needs, key=lambda size: needs[size])
+    left = max(0, budget - charged)
+    beside = f", beside {charged:,} for the explicit groups" if charged else ""
+    biggest = max(members.groups, key=lambda group: group.bytes_per_block)
+    if biggest.bytes_per_block > left:
+        why = f", but a block of {biggest.name!r} alone is {biggest.bytes_per_block:,}"
+    else:
+        why = f" is {left // size} slabs of {size:,}, but one row can hold {needs[size] // size}"
+    return SpecError(
+        f"budget_bytes: {left:,} for {members.names}{beside}{why}; "
+        f"the smallest budget for it is {needs[size] + charged:,}"
+    )
 
 
 def _with_slabs(empty: Plan, groups: Groups, counts: Mapping[str, int], size: int) -> Plan:

@@ -2,9 +2,9 @@
 
 A block is the `place`-th of its slab, its id = slab * per_slab + place. The slabs of a pool that
 have both used and unused places stand on its open stack, and its next block comes from the top one.
-A slab that had been full goes on top, so the fullest are filled up first and the others get a
-chance to empty; a new one is taken only when none is open. Which places are used is a bit each: any
-number of blocks of one slab can come and go in a pass, since bits add up in whatever order.
+A slab that had been full goes on top, so that the others get a chance to empty; a new one is taken
+only when none is open. Which places are used is a bit each: any number of blocks of one slab can
+come and go in a pass, since bits add up in whatever order.
 """
 
 import dataclasses

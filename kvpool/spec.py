@@ -219,6 +219,10 @@ class CacheSpec:
         ]
         drafts = schema.objects("drafts", values["drafts"], Draft._fields)
         values["drafts"] = [Draft(**draft) for draft in drafts]
+        if data["schema_version"] < 3 and values["pooling"] != "independent":
+            # Only since then does a shared pool make blocks longer.
+            alone = cls.from_layers(**{**values, "pooling": "independent"})
+            values["block_sizes"] = {g.name: g.block_size for g in alone.groups if not g.is_state}
         return cls.from_layers(**values)
 
     def __reduce__(self):

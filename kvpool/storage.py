@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from kvpool import entries, layers, step, words
+from kvpool import entries, layers, plan_checks, step, words
 from kvpool.arguments import int32
 from kvpool.plan import Plan
 from kvpool.spec import CacheSpec
@@ -50,12 +50,7 @@ def init_storage(spec: CacheSpec, plan: Plan, device=None) -> Storage:
       SpecError: when the plan was made for another spec, or a group has 2^31 entries or more.
     """
     check_plan(spec, plan)
-    for group, blocks in zip(spec.groups, plan.blocks, strict=True):
-        if blocks * group.entries_per_block >= 2**31:
-            raise SpecError(
-                f"group {group.name!r}: wanted less than 2^31 entries, got {blocks:,} blocks of "
-                f"{group.entries_per_block:,}"
-            )
+    plan_checks.check_entries(plan)
     arrays = [words.word_of(plan, array) for array in range(len(plan.array_rows))]
     return Storage(
         tuple(
@@ -218,7 +213,7 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
 
     Args:
       ids: i32[K], no block twice; an absent id is skipped.
-      data: u[K, W], as `export_blocks` returns it.
+      data: u[K, W], as `export_blocks` returns it, also in the words of another plan.
 
     Raises:
       SpecError: for an unknown group.
@@ -227,7 +222,9 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
     index = storage.plan.spec.group_index(group)
     own = words.words_of(storage.plan, index)
     ids = int32("ids", ids, (None,))
-    data = layers.checked("data", data, (*ids.shape, own.block), own.word)
+    data = layers.checked(
+        "data", layers.as_words(data, own.word), (*ids.shape, own.block), own.word
+    )
     blocks = pallas_kernels.paged_scatter(storage.blocks[own.array], ids, data, slab=own.slab)
     return _with_blocks(storage, index, blocks)
 

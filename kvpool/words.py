@@ -7,6 +7,7 @@ together in a temporary array.
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -69,6 +70,10 @@ def words_of(plan: Plan, group: int) -> Words:
 
 def word_of(plan: Plan, array: int) -> np.dtype:
     """The unsigned dtype of an array; its size divides every entry's bytes."""
-    groups = [g for g, a in zip(plan.spec.groups, plan.array_of, strict=True) if a == array]
-    sizes = [buffer.numpy_dtype.itemsize for g in groups for buffer in g.region.buffers]
-    return _WORDS[min(sizes)]
+    pairs = zip(plan.spec.groups, plan.array_of, strict=True)
+    return narrowest([group for group, home in pairs if home == array])
+
+
+def narrowest(groups: Iterable[Group]) -> np.dtype:
+    """The unsigned dtype of an array for these groups."""
+    return _WORDS[min(buffer.numpy_dtype.itemsize for g in groups for buffer in g.region.buffers)]

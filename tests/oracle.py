@@ -234,7 +234,38 @@ class Oracle(Ledger):
             top[g.pool] += len(columns(g, Span.exact(s.n + k)))
         if self.too_much(top):
             return "NEVER"
-        return "OK" if self.fit(need, keep_free) else "LATER"
+        if not self.too_much(need + self._held(r)):
+            return "OK" if self.fit(need, keep_free) else "LATER"
+        # Steps of that size never fit; a token at a time may.
+        begin = s.n or self.max_step
+        path = [Span(m, m + 1, m + 1, m + 1) for m in range(begin, s.n + k)]
+        if any(self.too_much(self._on_the_way(span, s.n + k)) for span in path):
+            return "NEVER"
+        fits = all(
+            self.fit(self._more(r, span), keep_free) for span in (*path, Span.exact(s.n + k))
+        )
+        return "OK" if fits else "LATER"
+
+    def _held(self, r: int) -> Counter:
+        held: Counter = Counter()
+        for g in self.groups:
+            held[g.pool] += len(self.rows[r].table[g.name]) if self.rows[r] else 0
+        return held
+
+    def _on_the_way(self, span: Span, target: int) -> Counter:
+        """What no way to the target can do without: a chunk's begin and W = 1 hold nothing."""
+        least: Counter = Counter()
+        for g in self.groups:
+            passable = g.kind == "chunk" or (g.kind == "window" and g.size == 1)
+            least[g.pool] += len(columns(g, Span.exact(target) if passable else span))
+        return least
+
+    def _more(self, r: int, span: Span) -> Counter:
+        more: Counter = Counter()
+        for g in self.groups:
+            held = len(self.rows[r].table[g.name]) if self.rows[r] else 0
+            more[g.pool] += max(0, len(columns(g, span)) - held)
+        return more
 
     def clear_faults(self) -> None:
         self.fault = False

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import matplotlib.image
+import numpy as np
 import pytest
 
 import kvpool as kv
@@ -117,6 +118,86 @@ def test_stored_specs_and_plans_are_sources_too(capsys, tmp_path):
     texts = [run(capsys, tmp_path / name) for name in ("spec.json", "plan.json")]
     assert texts[0].split("\n", 1)[1] == texts[1].split("\n", 1)[1]
     assert run(capsys, tmp_path).split("\n", 1)[1] == run(capsys, CONFIGS[0]).split("\n", 1)[1]
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Writes the spec of a preset, in another pooling, to a file."""
+
+    def store(name, pooling):
+        path = tmp_path / f"{name}-{pooling}.json"
+        path.write_text(json.dumps(kv.with_pooling(kv.preset(name), pooling).to_dict()))
+        return path
+
+    return store
+
+
+def test_groups_that_share_slabs(capsys, stored):
+    path = stored("gemma3-27b", "elastic")
+    text = run(capsys, path, "--budget", "64GiB", "--compare", "uniform")
+    whole = ["65,520.0", "100.0%"]  # 2,016 slabs of 34,078,720 bytes: 5 blocks or 26 in each
+    assert cells(text, "full") == [["full", "10", "16", "1,310,720", "52,416", *whole]]
+    assert cells(text, "window1024")[0] == ["window1024", "52", "16", "6,815,744", "10,080", *whole]
+    assert "65,520.0 MiB for 6 rows of up to 128k tokens\narray 0: window1024, full share" in text
+    assert "requests: that grow to this length, in slabs shaped for it alone" in text
+    assert [line[-1] for line in cells(text, "32k")] == ["21", "0.1%", "21"]
+    ranks = run(capsys, path, "--budget", "64GiB", "--compare", "uniform", "--tp", 4)
+    assert "for 24 rows of up to 128k tokens" in ranks
+    fixed = run(capsys, path, "--budget", "64GiB", "--rows", 16)
+    assert [line[-2:] for line in cells(fixed, "128k") if len(line) == 8] == [["6", "6"]]
+    assert [line[-2:] for line in cells(fixed, "32k") if len(line) == 8] == [["21", "16"]]
+    assert "ratio: shapes pools" in refused(capsys, path, "--budget", "64GiB", "--ratio", "1:1")
+
+
+def test_groups_that_share_a_pool(capsys, stored):
+    """Blocks of 6,815,744 bytes for all; those of the full group use 6,553,600 of them."""
+    path = stored("gemma3-27b", "shared")
+    text = run(capsys, path, "--budget", "64GiB")
+    whole = ["8,647", "56,205.5", "100.0%"]
+    assert cells(text, "full") == [["full", "10", "80", "6,553,600", *whole]]
+    assert cells(text, "window1024")[0] == ["window1024", "52", "16", "6,815,744", *whole]
+    assert "56,205.5 MiB for 5 rows of up to 128k tokens\narray 0: window1024, full share" in text
+    figures = json.loads(run(capsys, path, "--budget", "64GiB", "--json"))
+    plan = kv.Plan.from_dict(figures["plan"])
+    assert figures["total_bytes"] == plan.total_bytes == 8647 * 6_815_744
+    assert [r["requests"] for r in figures["requests"]] == [130, 59, 20, 5]
+    assert figures["requests"][-1]["requests_in_plan"] == 5
+    # Of 6 requests, 5 hold 1,639 + 65 blocks at most and one 1,639 + 193 in its prefill.
+    assert 5 * 1704 + 1832 > (64 << 30) // 6_815_744 >= 4 * 1704 + 1832
+
+
+def test_a_request_that_fits_by_bytes_but_not_into_slabs(capsys, stored):
+    path = stored("gemma3-27b", "elastic")
+    error = refused(capsys, path, "--budget", "500MiB")  # 64 blocks of each group: 496 MiB
+    assert "one request of 1,024 tokens" in error
+    assert "does not fit into 76 slabs of 6,815,744" in error  # 64 + 64 / 5
+    error = refused(capsys, path, "--budget", "400MiB")
+    assert "one row can hold 65; the smallest budget for it is 443,023,360" in error
+    text = run(capsys, path, "--budget", "540MiB")
+    assert "for 1 rows of up to 1k tokens" in text
+    assert [line[-1] for line in cells(text, "8k") if len(line) == 7] == ["0"]
+
+
+@pytest.mark.parametrize("pooling", ["shared", "elastic"])
+@pytest.mark.parametrize("tokens", [37, 64])
+def test_the_requests_that_fit_can_all_be_prefilled(pooling, tokens):
+    """One after another, in the plan that is made for them."""
+    layers = [kv.FullAttention(2, 8), kv.SlidingWindow(16, 1, 8), kv.RecurrentState(
+        {"s": ((100,), "float32")})]  # fmt: skip
+    spec = kv.CacheSpec.from_layers(layers, 8, pooling)
+    question = Question("x", spec, 20_000, None, (tokens,), 16, False)
+    figures = report(question)
+    plan = kv.Plan.from_dict(figures["plan"])
+    assert figures["requests"][0]["requests"] == plan.max_seqs > 2
+    rows = np.arange(plan.max_seqs, dtype=np.int32)
+    state, _ = kv.admit(kv.init_state(spec, plan), rows)
+    for row in rows:
+        for start in range(0, tokens, 16):
+            num = np.where(rows == row, min(16, tokens - start), 0).astype(np.int32)
+            state, result = kv.reserve(state, num)
+            assert result.ok
+            state = kv.advance(state, num)
+    kv.check(state)
 
 
 def test_a_dtype_halves_the_bytes(capsys):

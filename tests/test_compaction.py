@@ -158,3 +158,13 @@ def test_a_storage_of_another_plan_is_refused():
         kv.compact(state, kv.init_storage(other.spec, other.plan))
     with pytest.raises(kv.SpecError, match="max_moves"):
         kv.compact(state, kv.init_storage(SETUP.spec, SETUP.plan), max_moves=0)
+
+
+def test_ids_to_follow_are_checked():
+    moves = {"full": (i32([3, -1]), i32([7, -1]))}
+    assert kv.follow(moves, {"full": i32([3, 4, -1])})["full"].tolist() == [7, 4, -1]
+    assert kv.follow(moves, {"full": [2**40, 3]})["full"].tolist() == [2**31 - 1, 7]
+    with pytest.raises(kv.SpecError, match="no group 'state'; there are moves of full"):
+        kv.follow(moves, {"state": i32([3])})
+    with pytest.raises(ValueError, match=r"blocks\['full'\]: wanted integers, got float"):
+        kv.follow(moves, {"full": [1.0]})

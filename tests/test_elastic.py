@@ -74,12 +74,27 @@ def test_what_only_a_cache_keeps_is_named():
 def test_never_and_later():
     both = Lockstep(dataclasses.replace(TWO, max_len=40))
     both.admit(0, 1)
-    # A row of 8 tokens may hold 4 + 4 blocks, one of 24 tokens 12 and, at rest, no less than 2.
-    assert both.fits([8, 10, 24]) == ["OK", "LATER", "LATER"]
-    assert both.fits([26, 24, 8], keep_free=1) == ["NEVER", "LATER", "LATER"]
+    # 8 tokens are 4 + 4 blocks in steps of 6. In such steps 10 tokens are 5 + 5, which is 7 slabs;
+    # a token at a time a row holds 3 of the window, so 18 tokens are 3 + 3 slabs and 20 are 4 + 3.
+    assert both.fits([8, 10, 18]) == ["OK", "OK", "OK"]
+    assert both.fits([19, 24, 26]) == ["NEVER", "NEVER", "NEVER"]
+    assert both.fits([20, 18, 8], keep_free=1) == ["NEVER", "LATER", "LATER"]
+    assert both.fits([20, 18, 8], keep_free=2**31 - 1) == ["NEVER", "LATER", "LATER"]
     both.reserve([6, 0, 0])
     assert both.fits([2, 2, 1]) == ["OK", "OK", "OK"]
     assert both.fits([2, 2, 1], keep_free=1) == ["OK", "LATER", "LATER"]  # row 0 has that room
+
+
+def test_in_an_empty_cache_a_request_fits_just_when_a_row_gets_there():
+    both = Lockstep(dataclasses.replace(TWO, max_len=40))
+    both.admit(0)
+    reached = 0
+    while both.reserve([1, 0, 0]).ok:
+        both.advance([1, 0, 0])
+        reached += 1
+    both.release(0)
+    verdicts = [both.fits([0, 0, tokens])[2] for tokens in range(1, 41)]
+    assert verdicts == ["OK"] * reached + ["NEVER"] * (40 - reached)
 
 
 def random_step(random, state, retained):
@@ -181,6 +196,9 @@ def put(array, place, value):
         (lambda s: {"stacks": put(s.stacks, 0, 4)}, "slab 4: wanted 1 .* free stack, is there 2"),
         (lambda s: {"num_open": put(s.num_open, 0, 0)}, "slab 0: .* open stack of pool 0, is th"),
         (lambda s: {"height": s.height + 1}, "slab 0: at 0 on its stack, but not by its own co"),
+        (lambda s: {"num_free": np.int32(-1)}, "the free stack: counts -1 slabs, but there are 6"),
+        (lambda s: {"num_open": put(s.num_open, 1, 7)}, "stack of pool 1: counts 7 slabs, but"),
+        (lambda s: {"stacks": put(s.stacks, 1, 6)}, "the free stack: at 1 is slab 6 of 6"),
     ],
 )
 def test_check_names_the_slab(change, message):
@@ -193,6 +211,45 @@ def test_check_names_a_slab_of_two_pools():
     start = state.pool.offsets[1]
     state.pool.holders[start] = state.pool.retained[start] = state.pool.num_cached[1] = 1
     with pytest.raises(kv.InvariantError, match="slab 0: blocks of 2 pools lie in it"):
+        kv.check(state)
+
+
+@pytest.mark.parametrize("more", [1, 2, 5, 100])
+def test_check_sees_free_slabs_that_are_not_there(more):
+    state = kv.init_state(TWO.spec, TWO.plan)
+    slabs = dataclasses.replace(state.pool.slabs, num_free=state.pool.slabs.num_free + more)
+    state = dataclasses.replace(state, pool=dataclasses.replace(state.pool, slabs=slabs))
+    with pytest.raises(kv.InvariantError, match=f"free stack: counts {6 + more} slabs, but .* 6"):
+        kv.check(state)
+
+
+def mixed():
+    """A window in slabs as pool 0, and four states with blocks of their own as pool 1."""
+    layers = [kv.SlidingWindow(4, 1, 16), kv.RecurrentState({"s": ((16,), "float32")})]
+    spec = kv.CacheSpec.from_layers(layers, block_size=4, pooling="elastic")
+    limits = {"max_seqs": 4, "max_seq_len": 32, "max_step_tokens": 8}
+    counts = {"num_blocks": {"state": 4}, "charge_explicit": False}
+    plan = kv.plan(spec, 8 * 1024, slab_bytes=1024, **counts, **limits)
+    return jax.tree.map(np.array, kv.init_state(spec, plan))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: put(p.num_free, 0, 3), "pool 0: counts 3 blocks on a free stack, but has slabs"),
+        (lambda p: put(p.num_free, 0, -1), "pool 0: counts -1 blocks on a free stack, but has sla"),
+        (lambda p: put(p.slabs.spare, 1, 2), "pool 1: counts 2 as spare, but has no slabs"),
+        (lambda p: put(p.slabs.num_open, 1, 1), "pool 1: counts 1 as num_open, but has no slabs"),
+        (lambda p: put(p.num_free, 1, 5), "group state: counts 5 free blocks, but there are 4"),
+        (lambda p: put(p.num_free, 1, -1), "group state: counts -1 free blocks, but there are 4"),
+        (lambda p: put(p.free_ids, 1, 4), "group state: at 1 of its free stack is block 4 of 4"),
+    ],
+)
+def test_check_sees_counts_of_the_other_kind_of_pool(change, message):
+    state = mixed()
+    kv.check(state)
+    change(state.pool)
+    with pytest.raises(kv.InvariantError, match=message):
         kv.check(state)
 
 

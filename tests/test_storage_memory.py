@@ -83,14 +83,8 @@ def test_writes_by_number_and_in_a_scan(dtype):
     check(scanned, storage, state, tokens, beside=(2 + widened) * bytes_of(tokens))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
-def test_layers_that_write_and_read(dtype):
-    state, storage = abstract([kv.FullAttention(HEADS, HEAD, dtype=dtype)] * LAYERS, 1024)
-
-    def one_layer(storage, view, layer, token):
-        storage = kv.write(storage, view, layer, {"k": token, "v": token})
-        values, _ = kv.read(storage, view, layer, max_blocks=1)
-        return storage, summed(values)
+def over_layers(one_layer):
+    """The step that runs one_layer(storage, view, layer, token), by number and in a scan."""
 
     def by_number(storage, state, token):
         view = kv.step_view(state, ONES)
@@ -102,15 +96,26 @@ def test_layers_that_write_and_read(dtype):
         view = kv.step_view(state, ONES)
 
         def body(carry, layer):
-            storage, token = carry
-            return one_layer(storage, view, layer, token), None
+            return one_layer(carry[0], view, layer, carry[1]), None
 
         return jax.lax.scan(body, (storage, token), jnp.arange(LAYERS))[0]
+
+    return by_number, scanned
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_layers_that_write_and_read(dtype):
+    state, storage = abstract([kv.FullAttention(HEADS, HEAD, dtype=dtype)] * LAYERS, 1024)
+
+    def one_layer(storage, view, layer, token):
+        storage = kv.write(storage, view, layer, {"k": token, "v": token})
+        values, _ = kv.read(storage, view, layer, max_blocks=1)
+        return storage, summed(values)
 
     token = token_of(dtype)
     read = 16 * bytes_of(token)
     read_in_float32 = 4 // numpy_dtype(dtype).itemsize * read
-    for step in (by_number, scanned):
+    for step in over_layers(one_layer):
         check(step, storage, state, token, beside=2 * (read + read_in_float32))
 
 
@@ -162,23 +167,9 @@ def test_states_that_are_read_and_written_again(shape):
         storage = kv.write_state(storage, view, layer, {"ssm": ssm, "conv": conv})
         return storage, token + conv.sum(2)
 
-    def by_number(storage, state, token):
-        view = kv.step_view(state, ONES)
-        for layer in range(LAYERS):
-            storage, token = one_layer(storage, view, layer, token)
-        return storage, token
-
-    def scanned(storage, state, token):
-        view = kv.step_view(state, ONES)
-
-        def body(carry, layer):
-            return one_layer(carry[0], view, layer, carry[1]), None
-
-        return jax.lax.scan(body, (storage, token), jnp.arange(LAYERS))[0]
-
     token = jax.ShapeDtypeStruct((ROWS, 64), numpy_dtype("bfloat16"))
     values = bytes_of(storage) // LAYERS // BLOCKS[shape] * ROWS
-    for step in (by_number, scanned):
+    for step in over_layers(one_layer):
         check(step, storage, state, token, beside=2 * values)
 
 
@@ -198,26 +189,6 @@ def one_array(pooling, dtype="bfloat16"):
     plan = enlarged(plan, 100)
     assert set(plan.array_of) == {0}
     return kv.init_state(spec, plan), jax.eval_shape(functools.partial(kv.init_storage, spec, plan))
-
-
-def over_layers(one_layer):
-    """The step that runs one_layer(storage, view, layer, token), by number and in a scan."""
-
-    def by_number(storage, state, token):
-        view = kv.step_view(state, ONES)
-        for layer in range(LAYERS):
-            storage, token = one_layer(storage, view, layer, token)
-        return storage, token
-
-    def scanned(storage, state, token):
-        view = kv.step_view(state, ONES)
-
-        def body(carry, layer):
-            return one_layer(carry[0], view, layer, carry[1]), None
-
-        return jax.lax.scan(body, (storage, token), jnp.arange(LAYERS))[0]
-
-    return by_number, scanned
 
 
 def one_after_the_other(storage, view, layer, token):

@@ -15,7 +15,9 @@ ELASTIC = Setup(
     ("all", ("window", 4), "state"), (None,) * 3, block=2, rows=3, max_len=16, step=4,
     memory=11 * 192, slab=192, heads=(1, 3, 4), pooling="elastic",
 )  # fmt: skip
-SETUPS = pytest.mark.parametrize("setup", [SETUP, ELASTIC], ids=["independent", "elastic"])
+SETUPS = pytest.mark.parametrize(
+    "setup", [SETUP, pytest.param(ELASTIC, marks=pytest.mark.slow)], ids=["independent", "elastic"]
+)
 IDS = {"full": i32([0, -1]), "state": i32([0, 9])}
 
 

@@ -127,7 +127,9 @@ class World(Lockstep):
         result = self.reserve(num, each=True, **options)
         num = np.where(result.granted, num, 0)
         keep = np.minimum(num, self._vector({**dict(enumerate(num)), **(keep or {})}))
-        values = self.write(num, keep, ragged)
+        # Tokens that would stop inside a gap are not taken in: the state stays before them.
+        settled = kv.advance(self.state, keep).seq_lens - self.state.seq_lens
+        values = self.write(num, np.asarray(settled), ragged)
         if not options.get("tail_only"):
             self.verify(num, values)
         self.advance(keep)

@@ -19,7 +19,9 @@ from kvpool.needs import (
     row_blocks,
 )
 from kvpool.plan import Plan
+from kvpool.plan_text import sharing
 from kvpool.planning import plan
+from kvpool.pooling import ELASTIC, pools_of
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
 from kvpool.variants import without_regions
@@ -44,6 +46,11 @@ class Question:
     compare: bool = False
 
     @property
+    def in_slabs(self) -> bool:
+        """Whether all groups draw from the same slabs."""
+        return self.spec.pooling == ELASTIC
+
+    @property
     def longest(self) -> int:
         """The longest of the lengths, which a row must hold."""
         return max(self.lengths)
@@ -59,9 +66,11 @@ def report(question: Question) -> dict[str, Any]:
         "budget_bytes": question.budget_bytes,
         "step_tokens": question.step_tokens,
         "tail_only": question.tail_only,
-        "groups": [_group(question.spec, group, made) for group in groups],
+        "groups": [_group(question.spec, index, made) for index in range(len(groups))],
         "requests": [_request(question, made, tokens) for tokens in question.lengths],
         "plan": made and made.to_dict(),
+        "total_bytes": made and made.total_bytes,
+        "sharing": sharing(made) if made else [],
     }
     if question.compare:
         alone = dataclasses.replace(question, spec=without_regions(question.spec))
@@ -79,6 +88,8 @@ def _plan(question: Question) -> Plan | None:
     if question.rows is None:
         fitting = [n for n in question.lengths if requests_in_budget(question, n)]
         longest = max(fitting, default=min(question.lengths))
+        if question.in_slabs and question.ratio is None:
+            return _for_requests(question, longest)
     limits: dict[str, Any] = {
         "max_seqs": question.rows,
         "max_seq_len": longest,
@@ -92,7 +103,42 @@ def _plan(question: Question) -> Plan | None:
     return plan(question.spec, question.budget_bytes, ratio=question.ratio, **limits)
 
 
-def _group(spec: CacheSpec, group: Group, made: Plan | None) -> dict[str, Any]:
+def _for_requests(question: Question, tokens: int) -> Plan:
+    """The plan with slabs for the most requests of `tokens` tokens.
+
+    Raises:
+      SpecError: when not even one of them fits.
+    """
+    shaped = _in_slabs(question, tokens, max(1, _requests_by_bytes(question, tokens)))
+    requests = _requests_in(shaped, question, tokens)
+    if requests < 1:
+        row, peak = _row_and_peak(question, tokens)
+        size = bytes_of(question.spec.groups, requests_blocks(row, peak, 1))
+        raise SpecError(
+            f"budget_bytes: got {question.budget_bytes:,}, but one request of {tokens:,} tokens, "
+            f"with blocks of {size:,} bytes, does not fit into {shaped.slabs:,} slabs of "
+            f"{shaped.slab_bytes:,}"
+        )
+    return _in_slabs(question, tokens, requests, slab_bytes=shaped.slab_bytes)
+
+
+def _in_slabs(question: Question, tokens: int, rows: int, slab_bytes: int | None = None) -> Plan:
+    """The plan with slabs for so many rows of `tokens` tokens, each in blocks of its own."""
+    sizes = [group.block_size for group in question.spec.groups if not group.is_state]
+    made = plan(
+        question.spec,
+        question.budget_bytes,
+        max_seqs=rows,
+        max_seq_len=max([tokens, *(-(-tokens // size) * size for size in sizes)]),
+        max_step_tokens=min(question.step_tokens, tokens),
+        snapshots=question.snapshots,
+        slab_bytes=slab_bytes,
+    )
+    return dataclasses.replace(made, max_seq_len=tokens)
+
+
+def _group(spec: CacheSpec, index: int, made: Plan | None) -> dict[str, Any]:
+    group = spec.groups[index]
     figures: dict[str, Any] = {
         "name": group.name,
         "tags": tags_of(spec, group),
@@ -101,9 +147,9 @@ def _group(spec: CacheSpec, group: Group, made: Plan | None) -> dict[str, Any]:
         "bytes_per_block": group.bytes_per_block,
     }
     if made is not None:
-        blocks = made.num_blocks[group.name]
-        size = blocks * group.bytes_per_block
-        figures |= {"blocks": blocks, "bytes": size, "share": size / made.total_bytes}
+        array = made.array_of[index]  # several groups may have the whole of one
+        size = made.array_rows[array] * made.array_bytes[array]
+        figures |= {"blocks": made.blocks[index], "bytes": size, "share": size / made.total_bytes}
     return figures
 
 
@@ -178,19 +224,37 @@ def _row_and_peak(question: Question, tokens: int):
 
 
 def requests_in_budget(question: Question, tokens: int) -> int:
-    """Requests that grow to `tokens` tokens, prefilled one after another, in the best pools."""
+    """Requests that grow to `tokens` tokens, prefilled one after another, in the best memory."""
+    requests = _requests_by_bytes(question, tokens)
+    if not requests or not question.in_slabs:
+        return requests
+    try:
+        made = _in_slabs(question, tokens, requests)
+    except SpecError:  # not even one row is served
+        return 0
+    return _requests_in(made, question, tokens)
+
+
+def _requests_by_bytes(question: Question, tokens: int) -> int:
+    """The most such requests whose blocks fit into the budget, which slabs may not reach."""
     groups, (row, peak) = question.spec.groups, _row_and_peak(question, tokens)
-    states = sum(group.bytes_per_block for group in groups if group.is_state)
-    budget = max(0, (question.budget_bytes or 0) - question.snapshots * states)
-    return largest(
-        budget // bytes_of(groups, row),
-        lambda n: bytes_of(groups, requests_blocks(row, peak, n)) <= budget,
-    )
+    pools = pools_of(groups, question.spec.pooling, ())
+    pairs = list(zip(block_bytes(groups).tolist(), pools, strict=True))
+    # Of groups that share a pool every block takes as much as the largest.
+    sizes = [max(size for size, other in pairs if other == pool) for pool in pools]
+
+    def total(blocks):
+        return sum(int(count) * size for count, size in zip(blocks, sizes, strict=True))
+
+    snapshots = total(question.snapshots * group.is_state for group in groups)
+    budget = max(0, (question.budget_bytes or 0) - snapshots)
+    limit = budget // total(row)
+    return largest(limit, lambda n: total(requests_blocks(row, peak, n)) <= budget)
 
 
 def _requests_in(made: Plan, question: Question, tokens: int) -> int:
-    """The same in the pools of a plan, and no more than its rows."""
+    """The same in the memory of a plan, and no more than its rows."""
     row, peak = _row_and_peak(question, tokens)
-    taken = [made.snapshots * group.is_state for group in question.spec.groups]
-    blocks = np.array(made.blocks) - taken
-    return largest(made.max_seqs, lambda n: bool((requests_blocks(row, peak, n) <= blocks).all()))
+    taken = np.array([made.snapshots * group.is_state for group in question.spec.groups])
+    blocks = lambda n: (requests_blocks(row, peak, n) + taken).tolist()  # noqa: E731
+    return largest(made.max_seqs, lambda n: made.holds(blocks(n)))

@@ -43,9 +43,9 @@ def _groups(figures: dict[str, Any]) -> str:
     text, made = table([head, *rows]), figures["plan"]
     if not made:
         return text
-    total = sum(group["bytes"] for group in figures["groups"])
-    length = tokens_text(made["max_seq_len"])
-    return f"{text}\n{mib(total)} MiB for {made['max_seqs']:,} rows of up to {length} tokens"
+    total, length = mib(figures["total_bytes"]), tokens_text(made["max_seq_len"])
+    total = f"{total} MiB for {made['max_seqs']:,} rows of up to {length} tokens"
+    return "\n".join([text, total, *figures["sharing"]])
 
 
 def _requests(question: Question, figures: dict[str, Any]) -> str:
@@ -68,9 +68,10 @@ def _requests(question: Question, figures: dict[str, Any]) -> str:
         rows.append(row)
     if not question.budget_bytes:
         return table([head, *rows])
-    note = "requests: that grow to this length, in pools shaped for it alone"
+    memory = "slabs" if question.in_slabs else "pools"
+    note = f"requests: that grow to this length, in {memory} shaped for it alone"
     head += ["requests", "in this plan"] if fixed else ["requests"]
-    return f"{table([head, *rows])}\n{note}" + ("; in this plan: in the pools above" * fixed)
+    return f"{table([head, *rows])}\n{note}" + (f"; in this plan: in the {memory} above" * fixed)
 
 
 def _waste(figures: dict[str, Any]) -> str:

@@ -1,54 +1,67 @@
 """Ages: how likely what was kept for so long is to be used soon, learned from what was seen.
 
-Ages are counted in requests and fall into bins of half an octave. For each class of visits the
-share that was used again in each bin is learned, from visits whose blocks are still there and from
-those evicted. The worth of keeping one is then the best ratio, over all times to wait, of the
-chance of a use to the expected wait: the Gittins index, after which a memory that is to serve the
-most uses is best filled. Unlike a plain recency it can rise with age: a user who reads
-an answer does not ask again in its first seconds.
+Ages are counted in requests and fall into bins of half an octave. Of all visits the share that was
+used again in each bin is learned, from those whose blocks are still there and from those evicted.
+Classes of visits (`classes`) are used so many times as often as that, at any age: a factor learned
+for each class from its uses over those that its parent's factor would have brought, so that a fine
+class begins as its parent and few uses are enough to tell it apart. What a class saw of one age
+itself counts as well, once that is much. The worth of keeping one is then the best ratio, over all
+times to wait, of the chance of a use to the expected wait: the Gittins index, after which a memory
+that is to serve the most uses is best filled. Unlike a plain recency it can rise with age: a user
+who reads an answer does not ask again in its first seconds.
 """
 
 import bisect
 import itertools
 import math
 from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
+
+from kvpool.prefix.classes import INNER, classes_of
+from kvpool.prefix.visits import Visit
 
 BINS = 36  # of half an octave: ages up to 2**18 requests
 EDGES = [2 ** (number / 2) - 1 for number in range(BINS + 1)]
 _WIDTHS = [stop - start for start, stop in itertools.pairwise(EDGES)]
 # Before anything was seen, uses are spread evenly over the octaves of age, which is LRU's order.
 _PRIOR = 0.05
-_PRIOR_WEIGHT = 300.0  # visits: as many that were seen count as much
-_CLASS_WEIGHT = 30.0  # visits that a class borrows from all classes
-_RENEWED = 256  # requests from one solution to the next
-
-
-class Watched(Protocol):
-    """What `Ages` follows."""
-
-    kind: int  # class
-    share: float  # that was not used again yet, 1 at first
-    begun: int  # when
-    bin: int
+_PRIOR_WEIGHT = 100.0  # visits: as many that were seen count as much
+_INNER_WEIGHT = 30.0  # visits: as many inner snapshots without a use are taken as seen
+_CLASS_WEIGHT = 8.0  # uses that a class borrows from its parent
+_SHAPE_WEIGHT = 3000.0  # visits: as many that a class saw at an age count as much as its factor
+_RENEWED = 256  # requests from one solution to the next, at most
 
 
 class Table:
     """Uses by age, of one class."""
 
-    def __init__(self):
+    def __init__(self, chances: Sequence[float]):
         self.used = [0.0] * BINS
         self.seen = [0.0] * BINS
-        self.chances = [_PRIOR] * BINS  # to be used in a bin, for what has reached it
-        self.worth = [0.0] * BINS
+        self.chances = chances  # to be used in a bin, for what has reached it
+        self.worth: list[float] = []  # by bin; empty until asked for
 
-    def solve(self, prior: list[float], weight: float) -> None:
-        """Computes `chances` and `worth` from what was seen; `prior` counts as `weight` visits."""
+    def solve(self, prior: Sequence[float], weight: float) -> None:
+        """Computes `chances` bin by bin from what was seen; `prior` counts as `weight` visits."""
         self.chances = [
             min(1.0, (used + chance * weight) / (seen + weight))
             for used, seen, chance in zip(self.used, self.seen, prior, strict=True)
         ]
-        self.worth = [self._worth(start) for start in range(BINS)]
+        self.worth = []
+
+    def scale(self, parent: Sequence[float], weight: float) -> None:
+        """Computes `chances` as the parent's by one factor, as if `weight` uses confirmed it."""
+        pairs = zip(self.seen, parent, strict=True)
+        expected = sum(seen * chance for seen, chance in pairs)
+        factor = (sum(self.used) + weight) / (expected + weight)
+        self.chances = [min(1.0, factor * chance) for chance in parent]
+        self.worth = []
+
+    def worth_at(self, number: int) -> float:
+        """Uses to be had for a request's time in memory, by what has reached a bin."""
+        if not self.worth:
+            self.worth = [self._worth(start) for start in range(BINS)]
+        return self.worth[number]
 
     def _worth(self, start: int) -> float:
         best = uses = wait = 0.0
@@ -63,14 +76,15 @@ class Table:
 
 
 class Ages:
-    """The tables of all classes, and the clock; of the last class no use is expected at first."""
+    """The tables of all classes, and the clock; of inner snapshots no use is expected at first."""
 
-    def __init__(self, kinds: int):
+    def __init__(self):
         self.now = 0
-        self._all = Table()
-        self._tables = [Table() for _ in range(kinds)]
-        self._waiting: list[deque[Watched]] = [deque() for _ in range(BINS)]
-        self._solve()
+        self._all = Table([_PRIOR] * BINS)
+        self._inner = Table([0.0] * BINS)
+        self._tables: dict[tuple[int, ...], Table] = {(): self._all}  # parents first
+        self._waiting: list[deque[Visit]] = [deque() for _ in range(BINS)]
+        self._next = 32  # when they are solved first; then when twice as much was seen
 
     def tick(self) -> None:
         """A request came."""
@@ -83,34 +97,46 @@ class Ages:
                     self._count(visit, visit.share, 0.0)
                     visit.bin = number + 1
                     self._waiting[number + 1].append(visit)
-        if self.now % _RENEWED == 0:
+        if self.now >= self._next:
+            self._next += min(self.now, _RENEWED)
             self._solve()
 
-    def watch(self, visit: Watched) -> None:
+    def watch(self, visit: Visit) -> None:
         """A visit begins now."""
         self._waiting[0].append(visit)
 
-    def use(self, visit: Watched, share: float) -> None:
+    def use(self, visit: Visit, share: float) -> None:
         """A part of what a visit kept is used again."""
         share = min(share, visit.share)
         self._count(visit, share, share)
         visit.share -= share
 
-    def worth(self, kind: int, age: int) -> float:
+    def worth(self, visit: Visit, age: int) -> float:
         """Uses to be had for a request's time in memory, by what has this age."""
-        return self._tables[kind].worth[bin_of(age)]
+        return self._of(visit)[-1].worth_at(bin_of(age))
 
-    def _count(self, visit, seen, used) -> None:
-        tables = [self._tables[visit.kind], self._all]
-        for table in tables[: 1 if visit.kind == len(self._tables) - 1 else 2]:
+    def _of(self, visit: Visit) -> list[Table]:
+        if visit.kind == INNER:
+            return [self._inner]
+        return [self._table(name) for name in classes_of(visit.kind, visit.new, visit.end)]
+
+    def _table(self, name: tuple[int, ...]) -> Table:
+        if name not in self._tables:
+            self._tables[name] = Table(self._table(name[:-1]).chances)
+        return self._tables[name]
+
+    def _count(self, visit: Visit, seen: float, used: float) -> None:
+        for table in self._of(visit):
             table.seen[visit.bin] += seen
             table.used[visit.bin] += used
 
     def _solve(self) -> None:
         self._all.solve([_PRIOR] * BINS, _PRIOR_WEIGHT)
-        for table in self._tables[:-1]:
-            table.solve(self._all.chances, _CLASS_WEIGHT)
-        self._tables[-1].solve([0.0] * BINS, _CLASS_WEIGHT)
+        self._inner.solve([0.0] * BINS, _INNER_WEIGHT)
+        for name, table in self._tables.items():
+            if name:
+                table.scale(self._tables[name[:-1]].chances, _CLASS_WEIGHT)
+                table.solve(table.chances, _SHAPE_WEIGHT)
 
 
 def bin_of(age: int) -> int:

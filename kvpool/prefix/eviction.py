@@ -24,9 +24,9 @@ class LRU:
             self._children[parent] = self._children.get(parent, 0) + 1
         self._push(key)
 
-    def touch(self, keys: Sequence) -> None:
-        """Keys were used, deepest first."""
-        self._stamp.update(zip(keys, self._clock, strict=False))
+    def touch(self, path: Sequence, tails: Sequence = ()) -> None:
+        """A request used a path, deepest first, and what hangs on its end."""
+        self._stamp.update(zip((*tails, *path), self._clock, strict=False))
 
     def remove(self, key) -> None:
         """A key left."""

@@ -1,10 +1,12 @@
 """Holdings: the blocks and snapshots that the cache holds, and in which order they go."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvpool.prefix.match import Used
 from kvpool.prefix.places import GroupPlaces
+from kvpool.prefix.stats import Stats
 from kvpool.prefix.tree import Kept, Node, Tree
 
 MOST_EVENTS = 2**17  # that wait to be fetched
@@ -168,12 +170,16 @@ class Holdings:
                 yield kept
 
     def touch(self, used: Used) -> None:
-        """A hit used this of each group."""
+        """A hit used this of each group, or nothing: each memory is told once."""
+        paths: dict[int, list[Kept]] = {memory: [] for memory in self.evictors}
+        tails: dict[int, list[Kept]] = {memory: [] for memory in self.evictors}
         for group, kept in zip(self.places.groups, used, strict=True):
-            if group.keeps_all and group.first != group.under:
-                continue
-            listed = kept[:: group.count] if group.keeps_all else kept
-            self.evictors[group.memory].touch(listed[::-1])
+            if not group.keeps_all:
+                tails[group.memory] += kept[::-1]
+            elif group.first == group.under:
+                paths[group.memory] += kept[:: group.count][::-1]
+        for memory, evictor in self.evictors.items():
+            evictor.touch(paths[memory], tails[memory])
 
     def guards(self, used: Used) -> set[Kept]:
         """What must stay so that all that a hit uses stays: of what keeps all, the last unit."""
@@ -208,6 +214,11 @@ class Holdings:
     def everything(self) -> list[Kept]:
         """All that is held, parents first."""
         return [one for node in self.tree.nodes() for one in node.kept if one]
+
+    def counted(self, stats: Stats) -> Stats:
+        """Stats with the blocks held now, and stored and removed so far."""
+        held, stored, removed = dict(self.held), dict(self.stored), dict(self.removed)
+        return dataclasses.replace(stats, held=held, stored=stored, removed=removed)
 
     def events(self) -> list[Event]:
         """The events since the last call, oldest first."""

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
 from kvpool.prefix.ages import Ages, next_bin
-from kvpool.prefix.visits import INNER, KINDS, LEFT_OVER, Item, Visit, owner_of, take
+from kvpool.prefix.classes import INNER, LEFT_OVER, goes_on
+from kvpool.prefix.visits import Item, Visit, owner_of, take
 
 # Of what was evicted, names for so many times as many blocks as are cached: enough to see uses at
 # four times the age at which blocks go, and still small beside the blocks.
@@ -19,13 +20,13 @@ class Reuse:
     """What is worth least for its bytes goes first, and nothing before what hangs on it.
 
     Worth is the chance of a use, for a request's time in memory, of a visit's path: learned for
-    each number of times that the path went on before, and each age (`ages`). Where paths carry
+    each class of visits (`classes`) and each age (`ages`). Where paths carry
     snapshots or window tails, it is divided by all bytes: a short path is little for a
     large snapshot. A snapshot on whose only way on there is a later one goes by a worth of its own.
     """
 
     def __init__(self):
-        self._ages = Ages(KINDS + 1)
+        self._ages = Ages()
         self._items: dict = {}
         self._pinned: set = set()
         self._gone: OrderedDict[Hashable, tuple[Visit, int]] = OrderedDict()  # name: owner, depth
@@ -62,7 +63,9 @@ class Reuse:
             old, depth = self._gone.pop(item.name)
             self._ages.use(old, 1 / old.end)
             if 2 * depth > old.end and old.kind < LEFT_OVER:
-                visit.kind = max(visit.kind, min(old.kind + 1, LEFT_OVER - 1))
+                visit.kind = max(visit.kind, goes_on(old.kind))
+        else:
+            visit.new += 1
         self._changed[visit] = None
 
     def _adding(self, item: Item) -> Visit:
@@ -110,16 +113,13 @@ class Reuse:
         self._ages.watch(item.alone)
         self._changed[visit] = self._changed[item.alone] = None
 
-    def touch(self, keys: Sequence) -> None:
-        """Keys were used, deepest first; called without any where a request could use none."""
+    def touch(self, path: Sequence, tails: Sequence = ()) -> None:
+        """A request came, and used a path, deepest first, and what hangs on its end; or nothing."""
         self._ages.tick()
-        if not keys:
-            return
-        first = self._items[keys[0]]
-        if first.depth == len(keys):
-            self._take(first)
-            return
-        for item in (self._items[key] for key in keys):
+        if path and self._items[path[0]].depth == len(path):
+            self._take(self._items[path[0]])
+            path = ()
+        for item in (self._items[key] for key in (*path, *tails)):
             if not item.is_tail:
                 self._take(item)
             elif item.alone:  # others were taken with their block
@@ -230,7 +230,7 @@ class Reuse:
 
     def _worth(self, visit: Visit, age: int) -> float:
         if visit.kind == INNER:
-            return self._ages.worth(INNER, age) * visit.cost / visit.tails[0].base.tail_cost
+            return self._ages.worth(visit, age) * visit.cost / visit.tails[0].base.tail_cost
         if self._has_tails and (visit.spoilt or not visit.tails):
             return 0.0  # blocks that no hit can end at
-        return self._ages.worth(visit.kind, age) * visit.cost / (visit.cost + visit.tail_cost)
+        return self._ages.worth(visit, age) * visit.cost / (visit.cost + visit.tail_cost)

@@ -8,23 +8,22 @@ found from the visit that added it, by following who took from whom.
 
 from collections.abc import Hashable, Iterator
 
-KINDS = 8  # visits are told apart by how often their path went on before: 0, 1, ..., 6 or more
-LEFT_OVER = KINDS - 1  # and what a later visit left of a path that it mostly went along
-INNER = KINDS  # a snapshot or tail on whose only way on there is a later one
+from kvpool.prefix.classes import INNER, goes_on
 
 
 class Visit:
     """One request's path, as far as it still owns it."""
 
     __slots__ = (
-        "begun", "bin", "blocks", "cost", "end", "heir", "kind", "leaf", "share", "spoilt",
-        "start", "tail_cost", "tails", "version",
+        "begun", "bin", "blocks", "cost", "end", "heir", "kind", "leaf", "new", "share",
+        "spoilt", "start", "tail_cost", "tails", "version",
     )  # fmt: skip
 
     def __init__(self, begun: int, kind: int, end: int):
         self.begun = begun
         self.kind = kind
         self.start, self.end = 0, end
+        self.new = 0  # blocks of its path that it was the first to go through
         self.heir: Visit | None = None  # who took all before `start`
         self.blocks, self.cost = 0, 0.0  # that it owns and that are still cached
         self.tails: list[Item] = []  # snapshots and window blocks on what it owns, by depth
@@ -104,8 +103,7 @@ def take(begun: int, item: Item) -> tuple[Visit, list[tuple[Visit, float]]]:
     """
     last = owner_of(item)
     most = 2 * item.depth > last.end  # else it shares a beginning, and goes another way
-    going_on = 1 if last.kind == LEFT_OVER else min(last.kind + 1, LEFT_OVER - 1)
-    new = Visit(begun, going_on if most else 0, item.depth)
+    new = Visit(begun, goes_on(last.kind) if most else 0, item.depth)
     taken: list[tuple[Visit, float]] = []
     for old, depth in list(owners_of_path(item)):
         count = depth - old.start

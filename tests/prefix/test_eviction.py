@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.prefix.ages import BINS, Ages, Table, bin_of, next_bin
+from kvpool.prefix.classes import KINDS, classes_of, goes_on
 from kvpool.prefix.eviction import LRU
 from kvpool.prefix.reuse import Reuse
 from kvpool.prefix.visits import Item, Visit, owner_of, take
@@ -146,13 +147,27 @@ def test_the_owner_of_a_block_is_the_last_visit_through_it(seed):
 
 
 def test_worth_is_the_best_ratio_of_uses_to_waiting():
-    table = Table()
-    table.solve([0.0, 0.5] + [0.0] * (BINS - 2), 1.0)
+    table = Table([0.0, 0.5] + [0.0] * (BINS - 2))
     # Ages 0 and 1 to 1.83 fall into the first bins of widths 0.414 and 0.586.
-    assert table.worth[1] == pytest.approx(0.5 / (0.75 * 0.5858), rel=1e-3)
-    assert table.worth[0] == pytest.approx(0.5 / (0.4142 + 0.75 * 0.5858), rel=1e-3)
-    assert table.worth[0] < table.worth[1]  # it rises where uses come later
-    assert table.worth[2:] == [0.0] * (BINS - 2)
+    assert table.worth_at(1) == pytest.approx(0.5 / (0.75 * 0.5858), rel=1e-3)
+    assert table.worth_at(0) == pytest.approx(0.5 / (0.4142 + 0.75 * 0.5858), rel=1e-3)
+    assert table.worth_at(0) < table.worth_at(1)  # it rises where uses come later
+    assert [table.worth_at(number) for number in range(2, BINS)] == [0.0] * (BINS - 2)
+
+
+def test_chances_come_from_what_was_seen_and_a_prior():
+    table = Table([0.0] * BINS)
+    table.seen[0], table.used[0] = 30.0, 6.0
+    table.solve([0.1] * BINS, 10.0)
+    assert table.chances[:2] == [(6 + 0.1 * 10) / (30 + 10), 0.1]
+
+
+def test_a_class_is_its_parent_times_a_factor():
+    table = Table([0.0] * BINS)
+    table.seen[:2], table.used[:2] = [40.0, 20.0], [14.0, 0.0]
+    table.scale([0.1, 0.05, 0.3] + [0.0] * (BINS - 3), 8.0)
+    # The parent's chances would have brought 5 uses, 14 came: (14 + 8) / (5 + 8).
+    assert table.chances[:4] == pytest.approx([0.1 * 22 / 13, 0.05 * 22 / 13, 0.3 * 22 / 13, 0.0])
 
 
 def test_bins_are_half_octaves():
@@ -161,16 +176,69 @@ def test_bins_are_half_octaves():
     assert next_bin(2**40) == 2**40 + 1
 
 
+def test_classes_by_times_gone_on_new_blocks_and_length():
+    assert classes_of(1, 3, 20) == ((), (1,), (1, 2), (1, 2, 5))
+    assert classes_of(0, 8, 8)[-1] == classes_of(0, 15, 15)[-1] == (0, 4, 4)
+    assert [goes_on(kind) for kind in range(KINDS)] == [1, 2, 2, 1]
+
+
 def test_ages_count_what_was_used_and_what_was_not():
-    ages, first, second = Ages(2), Visit(0, 0, 4), Visit(0, 0, 4)
+    ages, first, second = Ages(), Visit(0, 0, 4), Visit(0, 0, 4)
     ages.watch(first)
     ages.watch(second)
     for _ in range(3):
         ages.tick()
     ages.use(first, 0.25)
-    table = ages._tables[0]
-    assert (table.seen[:4], table.used[:5]) == ([2, 2, 2, 2], [0, 0, 0, 0, 0.25])
+    assert set(ages._tables) == {(), (0,), (0, 0), (0, 0, 3)}
+    for table in ages._tables.values():
+        assert (table.seen[:4], table.used[:5]) == ([2, 2, 2, 2], [0, 0, 0, 0, 0.25])
     assert (first.share, first.bin, second.share) == (0.75, 4, 1.0)
+
+
+def test_new_blocks_are_those_that_nobody_went_through_before():
+    evictor = Reuse()
+    evictor.touch([])
+    grow(evictor, "a", "b", "c")
+    assert (visit_of(evictor, "c").new, visit_of(evictor, "c").kind) == (3, 0)
+    assert evict(evictor, 1) == ["c"]
+    evictor.touch(["b", "a"])
+    grow(evictor, "c", "d", under="b")  # what was evicted is not new
+    assert (visit_of(evictor, "a").new, visit_of(evictor, "a").kind) == (1, 1)
+    assert visit_of(evictor, "a") is visit_of(evictor, "d")
+
+
+def visit_of(evictor, key):
+    return owner_of(evictor._items[key])
+
+
+def test_long_paths_that_never_come_again_go_before_older_ones_that_do():
+    evictor = Reuse()
+    for number in range(400):  # paths of one block come again after two requests, long ones never
+        evictor.touch([])
+        grow(evictor, ("short", number))
+        evictor.touch([])
+        grow(evictor, *[("long", number, at) for at in range(9)])
+        evictor.touch([("short", number)])
+    evictor.touch([])
+    grow(evictor, "short")
+    evictor.touch([])
+    grow(evictor, *[("last", at) for at in range(9)])
+    left = evict(evictor, 10_000)
+    assert left.index(("last", 8)) < left.index("short")
+
+
+def test_of_paths_of_one_age_those_whose_like_never_came_again_go_first():
+    evictor = Reuse()
+    for number in range(400):
+        evictor.touch([])
+        grow(evictor, ("short", number))
+        grow(evictor, *[("long", number, at) for at in range(9)])
+        evictor.touch([("short", number)])
+    evictor.touch([])
+    grow(evictor, "short")
+    grow(evictor, *[("last", at) for at in range(9)])
+    left = evict(evictor, 10_000)
+    assert left.index(("last", 8)) < left.index("short")
 
 
 def test_visits_of_a_kind_that_comes_back_outlive_older_ones_of_another():
@@ -219,3 +287,14 @@ def test_an_inner_snapshot_goes_first_until_it_was_seen_to_be_used():
     evictor.touch([("snapshot", "a")])
     with_snapshot(evictor, "c", under="a", cost=10)  # now two ways go on from there
     assert ("snapshot", "a") not in evict(evictor, 3)
+
+
+def test_as_many_tails_as_a_path_has_blocks_are_no_path():
+    evictor = Reuse()
+    evictor.add("a", 1.0)
+    evictor.add("b", 1.0, "a")
+    for key in ("ta", "tb"):
+        evictor.add(key, 1.0, key[1], True, None, 1)
+    evictor.touch(["b", "a"], ["tb", "ta"])
+    evictor.touch([], ["tb", "ta"])
+    assert set(evictor.victims()) <= {"a", "b", "ta", "tb"}

@@ -144,6 +144,19 @@ def test_room_for_a_snapshot_is_made_at_the_cost_of_an_older_one():
     assert [length(serving, [1, 2, 3, 4, 5, 6, 7][:n]) for n in (7, 6, 4)] == [6, 4, 0]
 
 
+def test_a_snapshot_stays_whose_unit_led_only_to_what_made_room_for_it():
+    serving = Serving([STATE], block=2, blocks={"state": 3}, max_len=12)
+    serving.serve(0, [1, 1, 1, 1])
+    serving.release(0)
+    serving.admit(0, [2, 2, 2])
+    serving.run(0, 2)  # with row 1 and what is cached that is all
+    serving.admit(1, [1, 1], hit=False)
+    serving.run(1, 2)
+    serving.insert(1)
+    assert [length(serving, [1] * n) for n in (3, 5)] == [2, 2]
+    assert serving.cache.stats().held == {"state": 1}
+
+
 def test_a_snapshot_for_which_rows_leave_no_room_is_skipped_and_counted():
     serving = Serving([FULL, STATE], block=2, blocks={"full": 24, "state": 2}, max_len=12)
     serving.admit(0, [9, 9, 9])
