@@ -1,5 +1,7 @@
 """Rows and host tiers for the tests: what a row reads, now and as it decodes on."""
 
+import dataclasses
+
 import jax
 import numpy as np
 from lockstep import Setup, copy_of, i32
@@ -71,3 +73,17 @@ def rows_ids(setup, state, row):
 
 def free(state):
     return {name: int(number) for name, number in kv.free_blocks(state).items()}
+
+
+def unordered(state):
+    """The state but for the order in which the free blocks of a pool are handed out."""
+    ends = np.cumsum(state.plan.pool_sizes)[:-1]
+    parts = [np.sort(part) for part in np.split(np.asarray(state.pool.free_ids), ends)]
+    pool = dataclasses.replace(state.pool, free_ids=np.concatenate(parts))
+    return dataclasses.replace(state, pool=pool)
+
+
+def pool_books(tier):
+    """All that may change in its pools: which blocks are free, and who holds which."""
+    pools = {name: sorted(pool.free_ids()) for name, pool in tier.pools._pools.items()}
+    return pools, {id(held): dict(held.owned) for held in tier.pools._live}

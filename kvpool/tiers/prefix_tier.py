@@ -195,6 +195,8 @@ class PrefixTier(Watcher):
         Blocks on their way to the host are not free before they have arrived: where the others
         are not enough, they are waited for.
 
+        Where a copy fails they go all the same, as without a host: a row needs the room.
+
         Args:
           storage: the present one; it is only read.
         """

@@ -202,6 +202,7 @@ class Promotions:
                 jax.block_until_ready(storage)
         except Exception as error:
             if any(array.is_deleted() for array in storage.blocks):
+                let_go(promoting.reading)
                 raise
             self._trouble.note("load", f"blocks cannot be copied to the device: {error}")
             self._trouble.say()

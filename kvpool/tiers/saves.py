@@ -53,7 +53,11 @@ class Saves:
         return bool(self._flights)
 
     def now(self, storage: Storage | None, kept: Iterable[Kept]) -> None:
-        """Copies blocks and waits for them; what cannot be copied is lost."""
+        """Copies blocks that are leaving the device, and waits for them.
+
+        They leave it whatever happens, since somebody needs the room. Where a copy raises all of
+        them are lost: the host has nothing of them, and not any more what had to go for them.
+        """
         flight = self._flight(kept)
         if flight is not None:
             self._move(flight, storage, wait=True)

@@ -1,87 +1,12 @@
 """Nothing that fails on the way between device, host and store leaks, lies or changes more."""
 
-import warnings
-
 import numpy as np
 import pytest
-from tiered import DictStore, Tiered
+from tiered import FULL, LAYERS, TOKENS, WINDOW, Tiered
 
 import kvpool as kv
-from kvpool.tiers import copies
-from kvpool.tiers.host_blocks import HostBlocks
-from kvpool.tiers.pool_group import HostPoolGroup
 
-FULL = kv.FullAttention(1, 4, dtype="float32")
-WINDOW = kv.SlidingWindow(6, 1, 4, dtype="float32")
-STATE = kv.RecurrentState({"sum": ((2,), "float32")})
-LAYERS = [FULL, WINDOW, STATE]
-TOKENS = [(7 * p) % 11 for p in range(29)]
 GROUPS = ("full", "window6", "state")
-
-
-class _Failure(Exception):
-    pass
-
-
-def failing_at(monkeypatch, owner, name, at):
-    """The call number `at` of it raises; a list whose length tells how many calls there were."""
-    calls, original = [], getattr(owner, name)
-
-    def call(*args, **kwargs):
-        calls.append(name)
-        if len(calls) == at + 1:
-            raise _Failure(name)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, call)
-    return calls
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (HostBlocks, "put_one"),
-        (HostBlocks, "seen_by"),
-        (HostPoolGroup, "allocate"),
-        (copies, "host_view"),
-        (DictStore, "put"),
-        (DictStore, "prefetch"),
-    ],
-)
-def test_whatever_raises_costs_no_more_than_the_hit(owner, name, monkeypatch):
-    """Each call in turn, while all goes away and comes back; then all goes well again."""
-    serving = Tiered(LAYERS, store=DictStore)
-    serving.fill(TOKENS)
-    serving.state, _ = serving.prefixes.save_all(serving.state, serving.storage)
-    master = dict(serving.prefixes.store.blocks)
-    at = 0
-    while True:
-        serving.state = serving.prefixes.clear(serving.state)
-        serving.prefixes.store.blocks = dict(master) if name == "prefetch" else {}
-        serving.fill(TOKENS)
-        with monkeypatch.context() as patch, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            calls = failing_at(patch, owner, name, at)
-            serving.evict_all()
-            if name == "prefetch":  # the host has nothing, the store all
-                for block in serving.prefixes._host.everything():
-                    serving.prefixes._host.drop(block)
-            hit = serving.match(TOKENS)
-            serving.settle()
-        serving.admit(0, TOKENS, hit=hit)
-        serving.verify(0)
-        serving.run(0, 29)
-        serving.verify(0)
-        serving.release(0)
-        free, held = serving.free(), serving.cache.stats().held
-        assert {g: free[g] + held[g] for g in free} == serving.plan.num_blocks
-        if len(calls) <= at:
-            break
-        at += 1 if at < 3 else 5  # of many alike not each
-    assert (hit.length, at > 0) == (28, True)
-    serving.state = serving.prefixes.clear(serving.state)
-    assert serving.free() == serving.plan.num_blocks
-    assert serving.tier.pools.available() == serving.plan.num_blocks
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 from serving import Serving, i32
 
+import kvpool as kv
 from kvpool import tiers
 from kvpool.tiers.joint import following
+
+FULL = kv.FullAttention(1, 4, dtype="float32")
+WINDOW = kv.SlidingWindow(6, 1, 4, dtype="float32")
+STATE = kv.RecurrentState({"sum": ((2,), "float32")})
+LAYERS = [FULL, WINDOW, STATE]
+TOKENS = [(7 * p) % 11 for p in range(29)]
 
 
 class DictStore:
