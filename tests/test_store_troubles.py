@@ -8,6 +8,7 @@ import warnings
 
 import boto3
 import pytest
+from bad_places import Failed, Failing, Stuck
 from moto.server import ThreadedMotoServer
 from store_worker import SPEC, block, digest
 
@@ -128,35 +129,6 @@ def test_a_store_is_asked_again_after_a_while(s3):
     assert store.put("full", digest(2), block("full", 2)).wait()
 
 
-class Failing:
-    """A key-value store whose every operation fails, at once or when it is waited for."""
-
-    def __init__(self, message, at_once=False):
-        self.message, self.at_once = message, at_once
-
-    def __getattr__(self, verb):
-        def fail(*_):
-            if self.at_once:
-                raise ValueError(self.message)
-            return Failed(self.message)
-
-        return fail
-
-
-class Failed:
-    def __init__(self, message):
-        self.error = ValueError(message)
-
-    def done(self):
-        return True
-
-    def exception(self):
-        return self.error
-
-    def result(self, timeout=None):
-        raise self.error
-
-
 @pytest.mark.parametrize(
     "message", ["RESOURCE_EXHAUSTED: No space left on device", "PERMISSION_DENIED: read-only"]
 )
@@ -240,25 +212,6 @@ def test_writes_that_pile_up_are_left(tmp_path):
     assert [put.ended for put in puts] == [False, False, True, True]
     assert not any(put.done for put in puts)
     assert store.counts.dropped == 2
-
-
-class Stuck:
-    """A key-value store that never answers."""
-
-    def __getattr__(self, verb):
-        return lambda *_: StuckFuture()
-
-
-class StuckFuture:
-    def done(self):
-        return False
-
-    def result(self, timeout=None):
-        time.sleep(timeout)
-        raise TimeoutError
-
-    def cancel(self):
-        return True
 
 
 @pytest.fixture

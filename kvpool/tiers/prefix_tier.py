@@ -229,13 +229,13 @@ class PrefixTier(Watcher):
         """At the end of a server, for the next: all goes to the host and the store, waited for.
 
         Returns:
-          (state, whether all is stored; True without a store).
+          (state, whether all is stored; True without a store), within `timeout_s` of the store.
         """
-        state = self._saves.move_on(state, storage, wait=True)
+        state, lost = self._saves.move_on(state, storage, wait=True), self._saves.lost
         for node in self.cache._tree.nodes():  # not at once: the host may be smaller than the cache
             self._saves.now(storage, [one for one in node.kept if one])
         stored = self.store is None or self.store.flush(timeout_s)
-        return state, stored
+        return state, stored and self._saves.lost == lost
 
     def follow(self, moves: Mapping[str, tuple]) -> None:
         """As `PrefixCache.follow`.

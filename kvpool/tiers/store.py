@@ -75,6 +75,7 @@ class Store:
         self._books = StoreBooks(space, timeout_s, trouble, StoreLimit(limit_bytes))
         self._writes: deque[Put] = deque()
         self._underway = 0  # bytes of those
+        self._told = 0  # blocks dropped before the last flush
         self._deletes: list = []  # a deletion that nobody waits for would be called off
 
     @property
@@ -147,10 +148,12 @@ class Store:
         return Prefetch(self._books, reads, deadline, patient=deadline_s is None)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Waits for all writes; whether they all are stored."""
+        """Waits for all writes; whether all that was put since the last flush is stored."""
         deadline = time.monotonic() + (self._books.timeout_s if timeout_s is None else timeout_s)
         stored = [put.wait(deadline - time.monotonic()) for put in tuple(self._writes)]
-        return all(stored)
+        self._settle()
+        dropped, self._told = self.counts.dropped - self._told, self.counts.dropped
+        return all(stored) and not dropped
 
     def _key(self, group: str, digest: bytes) -> tuple[bytes, int]:
         if group not in self._sizes:

@@ -1,8 +1,11 @@
 """Nothing that fails on the way between device, host and store leaks, lies or changes more."""
 
+import time
+
 import numpy as np
 import pytest
-from tiered import FULL, LAYERS, TOKENS, WINDOW, Tiered
+from bad_places import Failing, Stuck
+from tiered import FULL, LAYERS, TOKENS, WINDOW, DictStore, Tiered
 
 import kvpool as kv
 
@@ -135,3 +138,29 @@ def test_another_server_finds_what_the_first_one_stored(tmp_path):
     with pytest.warns(kv.tiers.StoreWarning, match="torn"):
         assert third.match(TOKENS).length == 0
     assert third.free() == third.plan.num_blocks
+
+
+@pytest.mark.parametrize("place", [Failing("gone"), Failing("gone", at_once=True), Stuck()])
+def test_a_server_ends_in_time_although_its_store_is_down(place):
+    serving = Tiered(LAYERS, store=lambda spec: kv.tiers.Store("memory://", spec, timeout_s=0.3))
+    serving.fill(TOKENS)
+    whole, serving.prefixes.store._kv = serving.prefixes.store._kv, place
+    begin = time.monotonic()
+    with pytest.warns(kv.tiers.StoreWarning, match="cannot write, nothing is stored") as said:
+        serving.state, stored = serving.prefixes.save_all(serving.state, serving.storage)
+    assert (stored, len(said)) == (False, 1)
+    assert time.monotonic() - begin < 5  # on a busy machine; 21 times 0.3 would be more
+    serving.settle()
+    assert serving.prefixes.counts().host == 21
+    serving.prefixes.store._kv = whole
+    assert serving.evict_all() == dict.fromkeys(GROUPS, 7)
+    assert serving.match(TOKENS).length == 28
+
+
+def test_saving_all_says_whether_the_host_had_room_for_it():
+    for room, all_stored in ((0, False), (1, True)):  # one after the other
+        serving = Tiered(LAYERS, host=room, store=DictStore)
+        serving.fill(TOKENS)
+        _, stored = serving.prefixes.save_all(serving.state, serving.storage)
+        assert stored == all_stored
+        assert len(serving.prefixes.store.blocks) == 21 * all_stored
