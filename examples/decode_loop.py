@@ -90,8 +90,13 @@ class Server:
             _, result = kv.reserve(trial, wanted, tail_only=True)
             if not result.ok:
                 break
-            self.state, self.rows[row] = trial, self.waiting.popleft()
+            self.rows[row] = self.waiting.popleft()
             self.order.append(row)
+            self._enter(row, trial)
+
+    def _enter(self, row: int, trial: kv.State) -> None:
+        """A request begins in a row, which is live in `trial`."""
+        self.state = trial
 
     def _room(self, request: Request) -> int:
         block = self.spec.block_size

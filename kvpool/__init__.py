@@ -4,7 +4,7 @@ Bookkeeping is one small immutable pytree, `State`, changed only by pure functio
 large arrays, `Storage`, updated in place under donation.
 """
 
-from kvpool import transfer
+from kvpool import tiers, transfer
 from kvpool.cache import advance, clear_faults, release, reserve
 from kvpool.compaction import compact, follow
 from kvpool.drafts import draft_layer, origin_of, part_of, project, with_draft
@@ -149,6 +149,7 @@ __all__ = [
     "retain",
     "snapshot",
     "step_view",
+    "tiers",
     "transfer",
     "truncate",
     "with_draft",

@@ -144,8 +144,8 @@ class PrefixCache:
             state, storage, taken = self._take_snapshot(state, storage, row)
             if not node.parent:  # it led to what made room, and left with that
                 state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
-            for group in self._places.states if taken else ():
-                self._holdings.keep(node, group.first, taken[group.name])
+            places = [(group.first, taken[group.name]) for group in self._places.states if taken]
+            self._holdings.watcher.came([self._holdings.keep(node, *place) for place in places])
         self._tree.prune(node)
         self._pending.settled(row, settled)
         return state, storage
@@ -160,6 +160,7 @@ class PrefixCache:
 
     def _publish_blocks(self, state, row, raw, salt, settled, ids):
         node, new = self._growth.add(row, raw, salt, settled, ids)
+        self._holdings.watcher.came(new)
         return publish.retain(state, self._places, new), node
 
     def _checked_row(self, row) -> int:
@@ -213,6 +214,7 @@ class PrefixCache:
             gone = self._holdings.make_room(lacking, holders, protected, freed)
             if not gone:
                 return state, freed
+            self._holdings.watcher.going(gone)
             state = publish.drop(state, self._places, gone)
             free = publish.free_of_pools(state)
 

@@ -259,6 +259,33 @@ def _array(storage: Storage, group: int) -> jax.Array:
     return blocks
 
 
+def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
+    """Puts one layer's part of what `export_blocks` gave into blocks.
+
+    Args:
+      ids: as for `import_blocks`.
+      layer: index in the group, an int or i32[].
+      data: u[K, w], w words of a layer: those of `export_blocks` from word layer * w on.
+
+    Raises:
+      SpecError: for an unknown group.
+      ValueError: for ids or data of a wrong shape or dtype.
+    """
+    index = storage.plan.spec.group_index(group)
+    own = words.words_of(storage.plan, index)
+    ids = int32("ids", ids, (None,))
+    data = layers.checked("data", data, (*ids.shape, own.layer), own.word)
+    blocks = pallas_kernels.state_scatter(
+        storage.blocks[own.array],
+        ids,
+        (data,),
+        starts=(0,),
+        offset=layer * own.layer,
+        slab=own.slab,
+    )
+    return _with_blocks(storage, index, blocks)
+
+
 def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:
     array = storage.plan.array_of[group]
     before, after = storage.blocks[:array], storage.blocks[array + 1 :]

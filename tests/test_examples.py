@@ -60,3 +60,34 @@ def test_the_demo_writes_the_same_text_with_too_few_blocks(tmp_path):
     assert many[0] == 0
     assert few[1] == many[1]
     assert (tmp_path / "map.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_rows_that_were_pushed_out_resume_and_write_the_same_text():
+    """Also where the host holds some of them only, or none."""
+    for ratio, saves in ((2.0, True), (0.0, False)):
+        command = [sys.executable, EXAMPLES / "preempt_and_resume.py", "--requests", "24"]
+        command += ["--blocks", "64", "--host-ratio", str(ratio)]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert run.stdout.count("24 of 24 requests have the same text") == 2
+        (_, whole), (preempted, again), (_, resumed) = (
+            (int(pushed), int(tokens.replace(",", "")))
+            for pushed, tokens in re.findall(r"(\d+) preempted, +([\d,]+) tokens", run.stdout)
+        )
+        assert preempted > 0
+        assert whole < again
+        assert resumed == (whole if saves else again)
+
+
+@pytest.mark.slow
+def test_a_second_run_finds_its_prefixes_in_storage(tmp_path):
+    """It computes fewer tokens than the first, and writes the same text."""
+    computed = []
+    for _ in range(2):
+        command = [sys.executable, EXAMPLES / "preempt_and_resume.py", "--requests", "24"]
+        command += ["--blocks", "64", "--store", tmp_path / "prefixes"]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert run.stdout.count("24 of 24 requests have the same text") == 3
+        line = next(line for line in run.stdout.splitlines() if "with a store" in line)
+        computed.append(int(re.search(r"([\d,]+) tokens", line)[1].replace(",", "")))
+    assert computed[1] < computed[0]

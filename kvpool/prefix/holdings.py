@@ -40,6 +40,16 @@ class _Slabs:
         return self._held[which] == 0
 
 
+class Watcher:
+    """Whoever is told what an `insert` or `evict` changes; this one does nothing."""
+
+    def came(self, kept: list[Kept]) -> None:
+        """A row's blocks or snapshots are held now."""
+
+    def going(self, kept: list[Kept]) -> None:
+        """They have left the books, and are dropped once this returns."""
+
+
 class Holdings:
     """What is held, and who decides what goes: an evictor for each memory."""
 
@@ -58,6 +68,7 @@ class Holdings:
         self.stored = dict.fromkeys(names, 0)
         self.removed = dict.fromkeys(names, 0)
         self.pins: dict[Kept, int] = {}
+        self.watcher = Watcher()
         self._events: list[Event] = []
 
     def keep(self, node: Node, place: int, block: int) -> Kept:

@@ -85,7 +85,7 @@ class Tree:
     def __init__(self, places: Places, namespace: Callable[..., bytes]):
         self.places = places
         self.roots: dict[object, Root] = {}
-        self._namespace = namespace
+        self.namespace = namespace
         self._stride = places.unit * keys.TOKEN_BYTES
 
     def walk(self, salt, raw: bytes, units: int, start: Node | None = None) -> list[Node]:
@@ -110,7 +110,7 @@ class Tree:
     def root(self, salt) -> Root:
         """The node of no tokens, made where there is none."""
         if salt not in self.roots:
-            self.roots[salt] = Root(salt, self._namespace(salt))
+            self.roots[salt] = Root(salt, self.namespace(salt))
         return self.roots[salt]
 
     def grow(self, parent: Node, raw: bytes) -> Node:
