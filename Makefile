@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TESTS ?= tests
-# A folder of recorded requests for the benchmark of the memory; without one they are generated.
+# A folder of recorded requests for the benchmarks of the memory and the host tier; without one
+# they are generated.
 TRACES ?=
 # The compiler of jax's CUDA plugin, to compile kernels where there is no GPU. Beside the
 # environment and not in it: a plugin without the rest of CUDA would complain at every start.
@@ -32,7 +33,7 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/sizing.py
 	$(BIN)/python benchmarks/memory.py $(TRACES)
-	$(BIN)/python benchmarks/tiers.py
+	$(BIN)/python benchmarks/tiers.py $(TRACES)
 
 lint: $(INSTALLED)  ## what CI and pre-commit check
 	$(BIN)/ruff check .

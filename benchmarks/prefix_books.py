@@ -46,15 +46,28 @@ class Replay:
         self._grow = jax.jit(_grow)
         self._admit = jax.jit(lambda state, prefix: kv.admit(state, np.zeros(1, np.int32), prefix))
 
-    def _timed(self, what: str, call, *given, **options):
+    def _timed(self, what: str, call, *given):
         begin = time.perf_counter()
-        result = jax.block_until_ready(call(*given, **options))
+        result = call(*given)
+        jax.block_until_ready(self.state)
         self.seconds[what] += time.perf_counter() - begin
         return result
 
+    def match(self, tokens: np.ndarray) -> kv.Hit:
+        """What is cached of a prompt."""
+        return self.cache.match(tokens)
+
+    def insert(self, tokens: np.ndarray) -> None:
+        """Publishes what the row has."""
+        self.state, _ = self.cache.insert(self.state, None, tokens, 0)
+
+    def evict(self, short, hit: kv.Hit | None) -> None:
+        """Makes room for what is short."""
+        self.state, _ = self.cache.evict(self.state, short=short, protect=hit)
+
     def serve(self, tokens: np.ndarray) -> None:
         """Serves one prompt, i64[T], and lets the row go."""
-        hit = self._timed("match", self.cache.match, tokens)
+        hit = self._timed("match", self.match, tokens)
         self.tokens, self.hit = self.tokens + len(tokens), self.hit + hit.length
         self.blocks += len(tokens) // BLOCK
         self._until(lambda state: self._admit(state, hit.prefix), hit)
@@ -66,8 +79,7 @@ class Replay:
             self._until(lambda state, count=count: self._grow(state, count), None)
             if stop < len(tokens) and stop not in hit.stops:
                 continue
-            insert = self.cache.insert
-            self.state, _ = self._timed("insert", insert, self.state, None, tokens, 0)
+            self._timed("insert", self.insert, tokens)
         self.state = kv.release(self.state, np.zeros(1, np.int32))
 
     def _until(self, verb, hit) -> None:
@@ -75,8 +87,7 @@ class Replay:
         while not bool(result.ok):
             before = int(self.state.pool.num_cached.sum())
             short = jax.device_get(result.shortfall)
-            evict = self.cache.evict
-            self.state, _ = self._timed("evict", evict, self.state, short=short, protect=hit)
+            self._timed("evict", self.evict, short, hit)
             assert int(self.state.pool.num_cached.sum()) < before, result
             state, result = verb(self.state)
         self.state = state

@@ -1,10 +1,12 @@
-"""What the host tier costs: python benchmarks/tiers.py [--json FILE] [--rounds N]
+"""What the host tier costs and finds: python benchmarks/tiers.py [TRACES] [--json FILE]
 
 Bytes each way take turns with a memcpy of as many blocks, all in one run; blocks lie at random
 places at both ends, as they do after a while. A joint request takes and gives blocks of five pools.
 The decode loop is the demo's, 16 rows and 16 steps a dispatch, with and without a copy to the host
-that is moved on by a chunk with every dispatch. Last, how many tokens of a made-up trace of chats
-are found, with real bookkeeping and no bytes, by a prefix cache with more and more host behind it.
+that is moved on by a chunk with every dispatch. Last, how many tokens of the first --requests of a
+trace are found, with real bookkeeping and no bytes, by prefix caches with more and more host behind
+them. TRACES is a file of one JSON object a line, with `input_length` in tokens and `hash_ids`, one
+for each 512 tokens, or a folder of such .jsonl files; without it chats are generated.
 """
 
 import argparse
@@ -17,11 +19,13 @@ import numpy as np
 
 import decode
 import kvpool as kv
-from kvpool.tiers import HostPool, HostPoolGroup, HostTier, PoolEntry, PrefixTier, copies
+from kvpool.tiers import HostPool, HostPoolGroup, HostTier, PoolEntry, copies
 from kvpool.tiers.host_blocks import HostBlocks, aligned
 from reporting import Report, take_turns
+from tier_trace import MODELS, hit_ratios, traces
 
 POOL_BYTES = 192 << 20
+PARTS = ("copies", "joint", "decoding", "hits")
 MOVED_BYTES = 96 << 20  # more than a cache holds
 RANDOM = np.random.default_rng(0)
 
@@ -57,26 +61,29 @@ def bandwidth(report: Report, kib: int, rounds: int, clock=time.perf_counter) ->
         result = run(*arguments)
         return result, [clock() - begin]
 
+    def copy_blocks(places):
+        for to, came_from in places:
+            np.copyto(target[to], source[came_from])
+
+    def receive(loading):
+        return jax.block_until_ready(loading.receive(holder[0], donate=True, wait=True))
+
     def copy():
         places = zip(*(RANDOM.permutation(total)[:number].tolist() for _ in range(2)), strict=True)
-        return timed(lambda: [np.copyto(target[i], source[j]) for i, j in places])[1]
+        return timed(copy_blocks, places)[1]
 
     def save():
-        saving = copies.Saving(memory, pieces())
-        return timed(lambda: saving.send(holder[0], wait=True))[1]
+        return timed(copies.Saving(memory, pieces()).send, holder[0], True)[1]
 
     def load(by_layer=False):
-        loading = copies.Loading(memory, pieces(by_layer))
-        holder[0], seconds = timed(
-            lambda: jax.block_until_ready(loading.receive(holder[0], donate=True, wait=True))
-        )
+        holder[0], seconds = timed(receive, copies.Loading(memory, pieces(by_layer)))
         return seconds
 
     cases = {
         "memcpy": copy,
         "to the host": save,
         "back": load,
-        "back, by layer": lambda: load(by_layer=True),
+        "back, by layer": functools.partial(load, by_layer=True),
     }
     seconds = take_turns(cases, rounds)
     report.add(f"{kib} KiB blocks, memcpy{by}", MOVED_BYTES / seconds["memcpy"] / 1e9, "GB/s")
@@ -88,12 +95,10 @@ def bandwidth(report: Report, kib: int, rounds: int, clock=time.perf_counter) ->
 
 
 def joint(report: Report, rounds: int) -> None:
-    """A request of five pools with room to spare, and one for which something has to go."""
+    """A request of five pools with room to spare, of few blocks and of many."""
     for blocks in (1, 64):
-        held: list = []
         group = HostPoolGroup(
-            PoolEntry(name, HostPool(1 << 16), anchor=name == "a", reclaim=lambda held=held: held)
-            for name in "abcde"
+            PoolEntry(name, HostPool(1 << 16), anchor=name == "a", reclaim=list) for name in "abcde"
         )
         request = dict.fromkeys("abcde", blocks)
 
@@ -134,74 +139,39 @@ def decoding(report: Report, rounds: int) -> None:
         np.asarray(chosen)
         if copying:
             saving.send(storage)
-        seconds = [time.perf_counter() - begin]
-        return seconds
+        return [time.perf_counter() - begin]
 
-    seconds = take_turns({copying: lambda c=copying: run(c) for copying in (False, True)}, rounds)
+    cases = {copying: functools.partial(run, copying) for copying in (False, True)}
+    seconds = take_turns(cases, rounds)
     report.add("a dispatch of the decode loop", seconds[False] * 1e3, "ms")
     ratio = seconds[True] / seconds[False]
     report.add("  with a chunk to the host", ratio, "x", "at most 1.1 x", ratio <= 1.1)
 
 
-def chats(sessions: int, turns: int, block: int) -> list[np.ndarray]:
-    """Prompts i32[T]: each session comes back now and then with all it said, and a turn more."""
-    random = np.random.default_rng(1)
-    said = [np.arange(2 * block, dtype=np.int32)] * sessions  # all begin with the same
-    trace = []
-    for session in random.permutation(np.repeat(np.arange(sessions), turns)):
-        more = random.integers(1, 1 << 30, block * random.integers(2, 7), dtype=np.int32)
-        said[session] = np.concatenate((said[session], more))
-        trace.append(said[session])
-    return trace
-
-
-def hit_ratio(report: Report, trace: list[np.ndarray], block: int, ratio: float) -> None:
-    """Tokens found of a hybrid model's prompts, with `ratio` host blocks for each device block."""
-    longest, row = max(map(len, trace)), np.zeros(1, np.int32)
-    layers = [kv.FullAttention(1, 1), kv.SlidingWindow(2 * block, 1, 1),
-              kv.RecurrentState({"s": ((8,), "float32")})]  # fmt: skip
-    spec = kv.CacheSpec.from_layers(layers, block)
-    columns = longest // block + 1
-    plan = kv.plan(spec, num_blocks={"full": 4 * columns, f"window{2 * block}": 2 * columns,
-                                     "state": 48}, max_seqs=1, max_seq_len=longest)  # fmt: skip
-    state = kv.init_state(spec, plan)
-    prefixes = PrefixTier(kv.PrefixCache(spec, plan), HostTier.of_ratio(plan, ratio))
-    found, begin = 0, time.perf_counter()
-    for tokens in trace:
-        state, _, hit = prefixes.match(state, None, tokens)
-        found += hit.length
-        for verb in (lambda s, hit=hit: kv.admit(s, row, hit.prefix), *(
-            lambda s, stop=stop: kv.reserve(s, np.int32([stop]) - np.asarray(s.seq_lens))
-            for stop in (*hit.stops, len(tokens))
-        )):  # fmt: skip
-            while not (result := verb(state))[1].ok:
-                state, freed = prefixes.evict(state, None, short=result[1].shortfall, protect=hit)
-                assert any(freed.values())
-            state = result[0]
-            room = np.asarray(state.room) - np.asarray(state.seq_lens)
-            state, _ = prefixes.insert(kv.advance(state, room), None, tokens, 0)
-        state = kv.release(state, row)
-    each = (time.perf_counter() - begin) / len(trace)
-    share = found / sum(map(len, trace))
-    report.add(f"chats, host {ratio:g} x the device: tokens found", share, "of all")
-    report.add("  a request's bookkeeping", each * 1e3, "ms")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("traces", nargs="?", metavar="TRACES", help="a .jsonl file, or a folder of them")
+    option("--requests", type=int, default=3000, help="of each trace; 0: all")
+    option("--rounds", type=int, default=15)
+    option("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=" ".join(PARTS))
+    option("--json", metavar="FILE")
     args = parser.parse_args()
     report = Report("the host tier")
-    for kib in (64, 256, 1024, 4096):
+    for kib in (64, 256, 1024, 4096) if "copies" in args.parts else ():
         bandwidth(report, kib, args.rounds)
         # What other programs on the machine take does not count here, nor what two cores win.
         bandwidth(report, kib, args.rounds, time.process_time)
-    joint(report, args.rounds)
-    decoding(report, args.rounds * 2)
-    trace = chats(40, 8, 16)
-    for ratio in (0, 1, 4, 16):
-        hit_ratio(report, trace, 16, ratio)
+    if "joint" in args.parts:
+        joint(report, args.rounds)
+    if "decoding" in args.parts:
+        decoding(report, args.rounds * 2)
+    if "hits" in args.parts:
+        for trace, requests in traces(args.traces, args.requests).items():
+            for name in MODELS:
+                hit_ratios(report, trace, requests, name)
     report.finish(args.json)
 
 

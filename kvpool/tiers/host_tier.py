@@ -29,6 +29,7 @@ class HostTier:
       device: whose pinned memory to take, as in `HostBlocks`.
       chunk_bytes: of device memory for one chunk of a copy; two are on their way at a time.
       reclaim: what may go for a request that does not fit, as in `PoolEntry`.
+      simulated: whether there is no memory behind the pools, where storages are None.
 
     Raises:
       SpecError: for an unknown group, a number that is none, no group to be the anchor.
@@ -44,6 +45,7 @@ class HostTier:
         device=None,
         chunk_bytes: int = CHUNK_BYTES,
         reclaim: Callable[[], Iterable[Allocation]] | None = None,
+        simulated: bool = False,
     ):
         if anchor is None:
             anchor = next((g.name for g in spec.groups if g.region.kind == regions.ALL), None)
@@ -57,8 +59,9 @@ class HostTier:
             dataclasses.replace(entry, reclaim=functools.partial(self._offered, entry.name))
             for entry in entries
         )
+        behind = {} if simulated else num_blocks
         self.memory = {
-            group.name: HostBlocks(group, num_blocks.get(group.name, 0), layout, device)
+            group.name: HostBlocks(group, behind.get(group.name, 0), layout, device)
             for group in spec.groups
         }
 
