@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from kvpool.prefix import needs
 from kvpool.prefix.match import Used
 from kvpool.prefix.places import GroupPlaces
 from kvpool.prefix.tree import Kept, Node, Tree
@@ -41,7 +42,10 @@ class _Slabs:
 class Holdings:
     """What is held, and who decides what goes: an evictor for each memory."""
 
-    def __init__(self, tree: Tree, new_evictor: Callable):
+    def __init__(self, tree: Tree, new_evictor: Callable, max_snapshots: int | None = None):
+        if max_snapshots is not None:
+            max_snapshots = needs.whole_number("max_snapshots", max_snapshots, 1)
+        self._max_snapshots = max_snapshots
         self.tree, self.places = tree, tree.places
         self.evictors = {group.memory: new_evictor() for group in self.places.groups}
         self._costs = dict.fromkeys(self.evictors, 0)  # of a unit in all groups that keep all
@@ -56,6 +60,7 @@ class Holdings:
         self.stored = dict.fromkeys(names, 0)
         self.removed = dict.fromkeys(names, 0)
         self.pins: dict[Kept, int] = {}
+        self.priorities: dict[Kept, int] = {}  # those above 0
         self._events: list[Event] = []
 
     def keep(self, node: Node, place: int, block: int) -> Kept:
@@ -84,6 +89,7 @@ class Holdings:
             group = self.group_of(one)
             node.kept[one.place] = None
             self.pins.pop(one, None)
+            self.priorities.pop(one, None)
             self.held[group.name] -= 1
             self.removed[group.name] += 1
             self._tell("removed", one, group)
@@ -113,7 +119,9 @@ class Holdings:
             return [one for state in self.places.states if (one := others[state.first])]
         return [kept]
 
-    def make_room(self, short: list[int], holders, protected: set[Kept], freed) -> list[Kept]:
+    def make_room(
+        self, short: list[int], holders, protected: set[Kept], freed, most: int | None = None
+    ) -> list[Kept]:
         """Takes out what frees so many blocks of each pool, or as many as there are.
 
         Args:
@@ -121,6 +129,7 @@ class Holdings:
           holders: i32[N] for each pool; a block of which the cache is the only holder becomes free.
           protected: what stays.
           freed: {group: blocks}, counted up.
+          most: the highest priority that may go; None: any.
 
         Returns:
           All that went, and is to be dropped.
@@ -130,7 +139,7 @@ class Holdings:
         for pool, evictor in self._order.items():
             if short[pool] <= 0:
                 continue
-            for kept in self._candidates(evictor, protected):
+            for kept in self._candidates(evictor, protected, most):
                 memory = self.group_of(kept).memory
                 free = [
                     (one, self.group_of(one))
@@ -149,12 +158,19 @@ class Holdings:
                     break
         return gone
 
-    def _candidates(self, evictor, protected: set[Kept]) -> Iterator[Kept]:
-        """What may go, best first; take it out, or leave it, before the next."""
-        for kept in evictor.victims():
-            leads_on = kept.node.child and self.group_of(kept).keeps_all
-            if not leads_on and kept not in protected and kept not in self.pins:
-                yield kept
+    def _candidates(self, evictor, protected: set[Kept], most: int | None) -> Iterator[Kept]:
+        """What may go, best first; take it out, or leave it, before the next.
+
+        What has a higher priority follows after all else, and what was left is seen again then.
+        """
+        for level in sorted({0, *self.priorities.values()}):
+            if most is not None and level > most:
+                return
+            for kept in evictor.victims():
+                leads_on = kept.node.child and self.group_of(kept).keeps_all
+                stays = kept in protected or kept in self.pins
+                if not leads_on and not stays and self.priorities.get(kept, 0) <= level:
+                    yield kept
 
     def touch(self, used: Used) -> None:
         """A hit used this of each group, or nothing: each memory is told once."""
@@ -188,6 +204,30 @@ class Holdings:
             elif not before + times:
                 del self.pins[one]
                 evictor.unpin(one)
+
+    def raise_to(self, priority: int, kept: Iterable[Kept]) -> None:
+        """Gives this priority to what has a lower one."""
+        for one in kept:
+            if priority > self.priorities.get(one, 0):
+                self.priorities[one] = priority
+
+    def cap(self, node: Node) -> list[Kept]:
+        """Takes out snapshots on the way to a node where one more there is too many; all that went.
+
+        Those nearest to it go first, but before them those that only one way leads on from; none
+        that is pinned or has a priority, which are not counted either.
+        """
+        if self._max_snapshots is None:
+            return []
+        place, before = self.places.states[0].first, []
+        while node.parent and node.parent.parent:
+            node = node.parent
+            one = node.kept[place]
+            if one and one not in self.pins and one not in self.priorities:
+                before.append(one)
+        before.sort(key=lambda one: bool(one.node.others))
+        surplus = max(0, len(before) + 1 - self._max_snapshots)
+        return [gone for one in before[:surplus] for gone in self.lose(one)]
 
     def follow(self, moves: Mapping[str, tuple]) -> None:
         """Renames what was moved, {group: (src, dst)}."""
