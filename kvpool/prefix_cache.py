@@ -195,9 +195,10 @@ class PrefixCache:
     ):
         """Makes room: frees blocks that only the cache holds, until enough are free and no more.
 
-        What goes are blocks of the groups in need, in the evictor's order, and what is of no use
-        without them; of what keeps everything that is a whole `unit`. Of groups that share slabs it
-        is any group's, and may be a little more, since only an empty slab is of use to another.
+        What goes are blocks of the groups in need, those of a low priority first, in the evictor's
+        order, and what is of no use without them; of what keeps everything that is a whole `unit`.
+        Of groups that share slabs it is any group's, and may be a little more, since only an empty
+        slab is of use to another.
 
         Args:
           need: {group: blocks that are to be free}, those that are already included.
