@@ -18,20 +18,20 @@ import types
 from collections.abc import Callable, Mapping
 
 import jax
-import numpy as np
 
 from kvpool.plan import Plan
-from kvpool.prefix import audit, keys, match, needs, publish
+from kvpool.prefix import audit, cap, keys, making_room, match, needs, publish
 from kvpool.prefix.growth import Growth
 from kvpool.prefix.holdings import Event, Holdings
 from kvpool.prefix.keys import Salt
+from kvpool.prefix.lasting import Lasting
 from kvpool.prefix.match import Hit
 from kvpool.prefix.pending import Pending
 from kvpool.prefix.places import Places
 from kvpool.prefix.reuse import Reuse
 from kvpool.prefix.snapshots import FAR, Auto
 from kvpool.prefix.stats import Stats
-from kvpool.prefix.tree import Kept, Tree
+from kvpool.prefix.tree import Tree
 from kvpool.spec import CacheSpec
 from kvpool.state import State, check_plan
 from kvpool.status import SpecError
@@ -48,6 +48,8 @@ class PrefixCache:
       evictor: makes the order in which blocks go; called for each pool, and once for those that
         share slabs.
       snapshots: says at which lengths a prompt should stop (`Hit.stops`).
+      max_snapshots: lengths of one path at which states and windows' tails may be kept, a new one
+        included; None: any number. What is pinned or has a priority is not counted.
     """
 
     def __init__(
@@ -58,15 +60,19 @@ class PrefixCache:
         model: str = "",
         evictor: Callable = Reuse,
         snapshots=None,
+        max_snapshots: int | None = None,
     ):
         check_plan(spec, plan)
         self._plan, self._places = plan, Places.of(plan)
         self._tree = Tree(self._places, lambda salt: keys.namespace(spec, model, salt))
         self._holdings = Holdings(self._tree, evictor)
+        if max_snapshots is not None:
+            max_snapshots = needs.whole_number("max_snapshots", max_snapshots, 1)
+        self._max_snapshots = max_snapshots
         self._snapshots = snapshots or Auto(self.unit, *self._places.costs)
         self._growth = Growth(self._tree, self._holdings)
         self._pending = Pending(self._places)
-        self._pinned: dict[tuple, set[Kept]] = {}
+        self._lasting = Lasting(self._holdings)
         self._stats = Stats()
 
     @property
@@ -111,7 +117,16 @@ class PrefixCache:
         pending = self._pending.longest(salt, raw, length, limit)
         return Hit(length, prefix, missed, known, stops, pending, raw, salt, used)
 
-    def insert(self, state: State, storage: Storage | None, tokens, row: int, salt: Salt = None):
+    def insert(
+        self,
+        state: State,
+        storage: Storage | None,
+        tokens,
+        row: int,
+        salt: Salt = None,
+        *,
+        priority: int = 0,
+    ):
         """Publishes what a row has settled and still holds.
 
         Those are its full blocks, in place of which an equal one may be known already, and, where
@@ -122,16 +137,19 @@ class PrefixCache:
           storage: donated; go on with the one returned. None where there are no bytes, as in a
             simulation.
           tokens: of the row, from its first on: integers [T], at least the settled ones.
+          priority: from 0 on. What a hit of the settled tokens uses goes after all of a lower
+            priority, and for no snapshot of one; the highest given counts, until it goes.
 
         Returns:
           (state, storage).
 
         Raises:
-          ValueError: as `match`; for a row that is free or does not exist, too few tokens.
+          ValueError: as `match`; for a row that is free or does not exist, too few tokens, a
+            priority that is none.
           SpecError: for a state or storage of another plan. Nothing has changed in either case.
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
-        row = self._checked_row(row)
+        row, priority = self._checked_row(row), needs.whole_number("priority", priority, 0)
         self._check_plan(state=state, **({} if storage is None else {"storage": storage}))
         settled, ids = self._look_at_row(state, row, len(raw) // keys.TOKEN_BYTES)
         units = settled // self.unit
@@ -139,13 +157,16 @@ class PrefixCache:
             return state, storage
         raw = raw[: units * self.unit * keys.TOKEN_BYTES]
         state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
-        lacks = not all(node.kept[group.first] for group in self._places.states)
-        if lacks and settled == units * self.unit:
-            state, storage, taken = self._take_snapshot(state, storage, row)
+        ends_here = settled == units * self.unit
+        if ends_here:
+            state = cap.keep_to(self._holdings, state, node, self._max_snapshots)
+        if ends_here and not all(node.kept[group.first] for group in self._places.states):
+            state, storage, taken = self._take_snapshot(state, storage, row, priority)
             if not node.parent:  # it led to what made room, and left with that
                 state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
             places = [(group.first, taken[group.name]) for group in self._places.states if taken]
             self._holdings.watcher.came([self._holdings.keep(node, *place) for place in places])
+        self._lasting.raise_to(priority, raw, salt)
         self._tree.prune(node)
         self._pending.settled(row, settled)
         return state, storage
@@ -164,16 +185,13 @@ class PrefixCache:
         return publish.retain(state, self._places, new), node
 
     def _checked_row(self, row) -> int:
-        if np.ndim(row) or np.asarray(row).dtype.kind not in "iu":
-            raise ValueError(f"row: wanted an integer, got {row!r}")
-        if not 0 <= row < self._plan.max_seqs:
-            raise ValueError(f"row: wanted 0 to {self._plan.max_seqs - 1}, got {row}")
-        return int(row)
+        return needs.whole_number("row", row, 0, self._plan.max_seqs - 1)
 
-    def _take_snapshot(self, state, storage, row):
+    def _take_snapshot(self, state, storage, row, priority):
         state, storage, taken = publish.take_snapshot(state, storage, row)
         if not taken:
-            state, _ = self.evict(state, {group.name: 1 for group in self._places.states})
+            need = {group.name: 1 for group in self._places.states}
+            state, _ = making_room.make(self._holdings, state, need, _NOTHING, most=priority)
             state, storage, taken = publish.take_snapshot(state, storage, row)
         self._stats.snapshots_skipped += not taken
         return state, storage, taken
@@ -188,9 +206,10 @@ class PrefixCache:
     ):
         """Makes room: frees blocks that only the cache holds, until enough are free and no more.
 
-        What goes are blocks of the groups in need, in the evictor's order, and what is of no use
-        without them; of what keeps everything that is a whole `unit`. Of groups that share slabs it
-        is any group's, and may be a little more, since only an empty slab is of use to another.
+        What goes are blocks of the groups in need, those of a low priority first, in the evictor's
+        order, and what is of no use without them; of what keeps everything that is a whole `unit`.
+        Of groups that share slabs it is any group's, and may be a little more, since only an empty
+        slab is of use to another.
 
         Args:
           need: {group: blocks that are to be free}, those that are already included.
@@ -204,19 +223,8 @@ class PrefixCache:
           SpecError, ValueError: for an unknown group, counts that are none.
         """
         self._check_plan(state=state)
-        free = publish.free_of_pools(state)
-        wanted = needs.wanted(self._plan, free, need, short)
-        protected = self._holdings.guards(protect.used) if protect else set()
-        freed = dict.fromkeys(self._holdings.held, 0)
-        while True:
-            lacking = [want - have for want, have in zip(wanted, free, strict=True)]
-            holders = publish.holders_of_pools(state) if max(lacking) > 0 else []
-            gone = self._holdings.make_room(lacking, holders, protected, freed)
-            if not gone:
-                return state, freed
-            self._holdings.watcher.going(gone)
-            state = publish.drop(state, self._places, gone)
-            free = publish.free_of_pools(state)
+        protected = self._holdings.guards(protect.used) if protect else None
+        return making_room.make(self._holdings, state, need, short, protected)
 
     def _check_plan(self, **given) -> None:
         for name, one in given.items():
@@ -234,7 +242,7 @@ class PrefixCache:
         """Lets go of everything, pinned or not; rows keep what they hold."""
         self._check_plan(state=state)
         gone = self._holdings.lose_all()
-        self._pinned.clear()
+        self._lasting.forget()
         return publish.drop(state, self._places, gone)
 
     def pin(self, tokens, salt: Salt = None) -> int:
@@ -247,16 +255,7 @@ class PrefixCache:
           ValueError: as `match`; for tokens that are pinned already.
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
-        if (salt, raw) in self._pinned:
-            raise ValueError("tokens: wanted some that are not pinned, got some that are")
-        limit = len(raw) // keys.TOKEN_BYTES // self.unit * self.unit
-        chain = self._tree.walk(salt, raw, limit // self.unit)
-        length, _ = match.longest(self._places, chain, limit)
-        if length:
-            guards = self._holdings.guards(match.used_by(self._places, chain, length))
-            self._holdings.pin(guards, 1)
-            self._pinned[salt, raw] = guards
-        return length
+        return self._lasting.pin(raw, salt)
 
     def unpin(self, tokens, salt: Salt = None) -> None:
         """Lets go as anything else what `pin` kept.
@@ -265,9 +264,7 @@ class PrefixCache:
           ValueError: as `match`; for tokens that are not pinned.
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
-        if (salt, raw) not in self._pinned:
-            raise ValueError("tokens: wanted some that are pinned, got some that are not")
-        self._holdings.pin(self._pinned.pop((salt, raw)), -1)
+        self._lasting.unpin(raw, salt)
 
     def begin(self, row: int, hit: Hit) -> None:
         """Announces that a row computes the prompt of a hit now.

@@ -6,5 +6,6 @@ match.py      the longest hit                   pending.py   hits that rows are 
 holdings.py   the blocks held, and who goes     needs.py     how many have to
 eviction.py   in which order                    snapshots.py where rows should stop
 publish.py    what is done to the state         audit.py     whether all of it is right
-stats.py      what is counted
+lasting.py    what is told to stay              cap.py       at how many lengths a path may be hit
+making_room.py  evicting until enough is free   stats.py     what is counted
 """

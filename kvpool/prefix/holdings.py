@@ -68,6 +68,7 @@ class Holdings:
         self.stored = dict.fromkeys(names, 0)
         self.removed = dict.fromkeys(names, 0)
         self.pins: dict[Kept, int] = {}
+        self.priorities: dict[Kept, int] = {}  # those above 0
         self.watcher = Watcher()
         self._events: list[Event] = []
 
@@ -97,6 +98,7 @@ class Holdings:
             group = self.group_of(one)
             node.kept[one.place] = None
             self.pins.pop(one, None)
+            self.priorities.pop(one, None)
             self.held[group.name] -= 1
             self.removed[group.name] += 1
             self._tell("removed", one, group)
@@ -126,7 +128,9 @@ class Holdings:
             return [one for state in self.places.states if (one := others[state.first])]
         return [kept]
 
-    def make_room(self, short: list[int], holders, protected: set[Kept], freed) -> list[Kept]:
+    def make_room(
+        self, short: list[int], holders, protected: set[Kept], freed, most: int | None = None
+    ) -> list[Kept]:
         """Takes out what frees so many blocks of each pool, or as many as there are.
 
         Args:
@@ -134,6 +138,7 @@ class Holdings:
           holders: i32[N] for each pool; a block of which the cache is the only holder becomes free.
           protected: what stays.
           freed: {group: blocks}, counted up.
+          most: the highest priority that may go; None: any.
 
         Returns:
           All that went, and is to be dropped.
@@ -143,7 +148,7 @@ class Holdings:
         for pool, evictor in self._order.items():
             if short[pool] <= 0:
                 continue
-            for kept in self._candidates(evictor, protected):
+            for kept in self._candidates(evictor, protected, most):
                 memory = self.group_of(kept).memory
                 free = [
                     (one, self.group_of(one))
@@ -162,12 +167,19 @@ class Holdings:
                     break
         return gone
 
-    def _candidates(self, evictor, protected: set[Kept]) -> Iterator[Kept]:
-        """What may go, best first; take it out, or leave it, before the next."""
-        for kept in evictor.victims():
-            leads_on = kept.node.child and self.group_of(kept).keeps_all
-            if not leads_on and kept not in protected and kept not in self.pins:
-                yield kept
+    def _candidates(self, evictor, protected: set[Kept], most: int | None) -> Iterator[Kept]:
+        """What may go, best first; take it out, or leave it, before the next.
+
+        What has a higher priority follows after all else, and what was left is seen again then.
+        """
+        for level in sorted({0, *self.priorities.values()}):
+            if most is not None and level > most:
+                return
+            for kept in evictor.victims():
+                leads_on = kept.node.child and self.group_of(kept).keeps_all
+                stays = kept in protected or kept in self.pins
+                if not leads_on and not stays and self.priorities.get(kept, 0) <= level:
+                    yield kept
 
     def touch(self, used: Used) -> None:
         """A hit used this of each group, or nothing: each memory is told once."""
@@ -201,6 +213,12 @@ class Holdings:
             elif not before + times:
                 del self.pins[one]
                 evictor.unpin(one)
+
+    def raise_to(self, priority: int, kept: Iterable[Kept]) -> None:
+        """Gives this priority to what has a lower one."""
+        for one in kept:
+            if priority > self.priorities.get(one, 0):
+                self.priorities[one] = priority
 
     def follow(self, moves: Mapping[str, tuple]) -> None:
         """Renames what was moved, {group: (src, dst)}."""

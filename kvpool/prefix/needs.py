@@ -1,4 +1,4 @@
-"""Needs: how many blocks of each pool are to be free."""
+"""Needs: how many blocks of each pool are to be free, and what else is given as a number."""
 
 from collections.abc import Iterator, Mapping
 
@@ -26,6 +26,20 @@ def wanted(plan: Plan, free: list[int], need: Mapping, short: Mapping) -> list[i
         if count:
             blocks[pool] = max(blocks[pool], free[pool] + count)
     return blocks
+
+
+def whole_number(name: str, value, least: int, most: int | None = None) -> int:
+    """The value, where it is an integer from `least` to `most`.
+
+    Raises:
+      ValueError: naming it, and what was wanted.
+    """
+    if np.ndim(value) or np.asarray(value).dtype.kind not in "iu":
+        raise ValueError(f"{name}: wanted an integer, got {value!r}")
+    if value < least or (most is not None and value > most):
+        wanted = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name}: wanted {wanted}, got {value}")
+    return int(value)
 
 
 def _counts(plan: Plan, name: str, counts: Mapping) -> Iterator[tuple[int, int]]:

@@ -153,9 +153,9 @@ class Serving:
                 return self.run(row, length)
             assert sum(self.evict(short=result.shortfall).values()), "no room"
 
-    def insert(self, row, salt=None):
+    def insert(self, row, salt=None, **options):
         self.state, self.storage = self.cache.insert(
-            self.state, self.storage, self.tokens[row], row, salt
+            self.state, self.storage, self.tokens[row], row, salt, **options
         )
         self.settle()
 
@@ -169,13 +169,13 @@ class Serving:
         self.settle()
         return freed
 
-    def serve(self, row, tokens, stops=(), salt=None):
+    def serve(self, row, tokens, stops=(), salt=None, **options):
         """Admits, computes all tokens, publishes at the stops and at the end; the hit."""
         hit = self.admit(row, tokens, salt)
         for stop in sorted({*(stop for stop in stops if stop < len(tokens)), len(tokens)}):
             if stop > self.n(row):
                 self.run(row, stop)
-                self.insert(row, salt)
+                self.insert(row, salt, **options)
         return hit
 
     def fill(self, tokens, row=0):

@@ -34,12 +34,12 @@ class CacheMachine(RuleBasedStateMachine):
     layers: ClassVar = [FULL, WINDOW, STATE]
     blocks: ClassVar = {"full": 14, "window4": 12, "state": 6}
     sizes: ClassVar = None
+    most: ClassVar = None  # snapshots of a path
 
     @initialize()
     def start(self):
-        self.serving = Serving(
-            self.layers, 2, self.blocks, ROWS, MAX_LEN, step=STEP, sizes=self.sizes
-        )
+        options = {"step": STEP, "sizes": self.sizes, "max_snapshots": self.most}
+        self.serving = Serving(self.layers, 2, self.blocks, ROWS, MAX_LEN, **options)
         self.cache = self.serving.cache
         self.model = Model(self.cache)
         self.salt_of: dict[int, str | None] = {}
@@ -120,7 +120,7 @@ class CacheMachine(RuleBasedStateMachine):
         serving = self.serving
         before, n, salt = serving.free(), serving.n(row), self.salt_of[row]
         skipped = self.cache.stats().snapshots_skipped
-        serving.insert(row, salt)
+        serving.insert(row, salt, priority=serving.tokens[row][0] - 1)
         self.model.listen()
         tokens, unit = serving.tokens[row], self.cache.unit
         for group in serving.spec.groups:
@@ -250,6 +250,12 @@ class StatesAlone(CacheMachine):
     blocks: ClassVar = {"state": 6}
 
 
+class FewSnapshots(CacheMachine):
+    """A path keeps one state."""
+
+    most: ClassVar = 1
+
+
 class EvenSizes(CacheMachine):
     """Two groups that keep everything, in blocks of different sizes."""
 
@@ -263,7 +269,9 @@ TestCache.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [CacheMachine, WindowsAlone, StatesAlone, EvenSizes])
+@pytest.mark.parametrize(
+    "machine", [CacheMachine, WindowsAlone, StatesAlone, FewSnapshots, EvenSizes]
+)
 def test_many_more_steps(machine):
     from hypothesis.stateful import run_state_machine_as_test
 

@@ -94,6 +94,27 @@ def test_a_prompt_shorter_than_a_block_and_a_token(serving, tokens):
 
 
 @pytest.mark.parametrize(
+    ("priority", "message"),
+    [
+        (-1, "priority: wanted at least 0, got -1"),
+        (0.5, "priority: wanted an integer, got 0.5"),
+        (None, "priority: wanted an integer, got None"),
+        ([1], r"priority: wanted an integer, got \[1\]"),
+    ],
+)
+def test_a_priority_that_is_none(serving, priority, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        serving.cache.insert(serving.state, serving.storage, PROMPT, 0, priority=priority)
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, True])
+def test_a_cap_that_is_none(serving, most):
+    wanted = "an integer" if most in (1.5, True) else "at least 1"
+    with pytest.raises(ValueError, match=f"^max_snapshots: wanted {wanted}, got {most}$"):
+        kv.PrefixCache(serving.spec, serving.plan, max_snapshots=most)
+
+
+@pytest.mark.parametrize(
     ("row", "tokens", "message"),
     [
         (1, PROMPT, "row: wanted one that is live, got 1, which is free"),
