@@ -220,7 +220,7 @@ def unhold(pool: BlockPool, which: jax.Array, ids: jax.Array) -> BlockPool:
     freed, cached = jax.lax.cond(
         jnp.any(before > 1),
         lambda: _freed_of_shared(pool, which, places, before),
-        lambda: (before == 1, jnp.zeros_like(pool.num_cached)),
+        lambda: (before == 1, _count(pool, which, jnp.zeros_like(before, bool))),
     )
     pool = dataclasses.replace(pool, holders=holders, num_cached=pool.num_cached + cached)
     in_slab = indices.lookup(pool.per_slab, which) > 0

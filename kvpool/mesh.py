@@ -65,9 +65,11 @@ class Rules:
         """(shards, ranks): the devices along the two axes.
 
         Raises:
-          SpecError: naming an axis that the mesh lacks, one that is to divide both, or an unknown
-            bookkeeping.
+          SpecError: for what is no mesh, naming an axis that it lacks, one that is to divide both,
+            or an unknown bookkeeping.
         """
+        if not isinstance(mesh, Mesh):
+            raise SpecError(f"mesh: wanted a jax.sharding.Mesh, got {mesh!r}")
         for name in ("blocks", "heads"):
             axis = getattr(self, name)
             if axis is not None and axis not in mesh.axis_names:
@@ -114,10 +116,13 @@ def init(
         word = words.word_of(plan, array)
         shape = (shards, ranks, rows // divided, size // word.itemsize)
         arrays.append(jnp.zeros(shape, word, device=in_blocks))
-    assert rules.blocks is not None or divided == 1
-    part = Part(str(rules.blocks), divided) if divided > 1 else None
-    placed = jax.jit(state, out_shardings=NamedSharding(mesh, rules.state))()
-    return placed, Storage(tuple(arrays), plan, part)
+    part = None if rules.blocks is None or divided == 1 else Part(rules.blocks, divided)
+    # XLA calls arrays without elements replicated, so that the first verb would change their place.
+    specs = jax.tree.map(
+        lambda x: rules.state if x.size else PartitionSpec(), jax.eval_shape(state)
+    )
+    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
+    return jax.jit(state, out_shardings=places)(), Storage(tuple(arrays), plan, part)
 
 
 def check_plan(spec: CacheSpec, plan: Plan, mesh: Mesh, rules: Rules) -> tuple[int, int]:
@@ -143,20 +148,32 @@ def check_plan(spec: CacheSpec, plan: Plan, mesh: Mesh, rules: Rules) -> tuple[i
         )
     plan_checks.check_entries(plan)
     if rules.bookkeeping == REPLICATED:
-        for group, array in zip(plan.spec.groups, plan.array_of, strict=True):
-            rows = plan.array_rows[array]
-            if rows % shards:
-                of_what = "slabs" if array == plan.slab_array else "blocks"
-                raise SpecError(
-                    f"plan: group {group.name} has {rows} {of_what}, which {shards} shards on axis "
-                    f"{rules.blocks!r} cannot divide; give it {rows - rows % shards} or "
-                    f"{rows - rows % shards + shards}"
-                )
+        _check_shares(plan, rules, shards)
     return shards, ranks
 
 
+def _check_shares(plan: Plan, rules: Rules, shards: int) -> None:
+    """SpecError unless every shard has as many blocks and slabs as the others."""
+    for group, array in zip(plan.spec.groups, plan.array_of, strict=True):
+        rows = plan.array_rows[array]
+        if rows % shards:
+            what, more = "blocks", rows + -rows % shards
+            cure = f"num_blocks of {more}"
+            if array == plan.slab_array:
+                what, cure = "slabs", f"budget_bytes of {more * plan.slab_bytes:,}"
+            raise SpecError(
+                f"plan: group {group.name} has {rows} {what}, which {shards} shards on axis "
+                f"{rules.blocks!r} cannot divide; plan with {cure}"
+            )
+
+
 def on_mesh(
-    function: Callable, mesh: Mesh, rules: Rules | None = None, in_specs=None, out_specs=None
+    function: Callable,
+    mesh: Mesh,
+    rules: Rules | None = None,
+    in_specs=None,
+    out_specs=None,
+    check_vma: bool = True,
 ) -> Callable:
     """`function` on every device at once, each with its own part of what is given; jitted.
 
@@ -171,14 +188,19 @@ def on_mesh(
         By default `rules.storage` for a Storage and `rules.state` for everything else. Under
         bookkeeping per shard, the first axis of what has a spec that begins with the blocks axis is
         the axis of shards and is not there inside; PartitionSpec() is for what all shards share.
-      out_specs: the same of what the function returns. What a spec says is replicated must be
-        equal on those devices; `kvpool.check` compares the copies of a state.
+      out_specs: the same of what the function returns.
+      check_vma: as `jax.shard_map` has it: refuse what may differ between devices on which its spec
+        says it is the same, such as blocks exported on every rank. False where that is known
+        better, e.g. of tokens chosen from what all ranks gathered; `kvpool.check` then compares
+        the copies of a state.
 
     Raises:
       SpecError: for rules that do not fit the mesh.
     """
     rules = Rules() if rules is None else rules
     rules.sizes(mesh)
+    without_axes = functools.partial(_without_axes, rules)
+    with_axes = functools.partial(_with_axes, rules)
 
     @jax.jit
     def everywhere(*args):
@@ -186,19 +208,20 @@ def on_mesh(
         if all(kind == AxisType.Explicit for kind in mesh.axis_types):
             args = _map(lambda spec, x: jax.reshard(x, NamedSharding(mesh, spec)), specs, args)
 
-        def run(out_specs, finish):
+        def run(out_specs, finish, check_vma):
             def inside(*args):
-                return finish(function(*_map(functools.partial(_without_axes, rules), specs, args)))
+                return finish(function(*_map(without_axes, specs, args)))
 
             mapped = jax.shard_map(
-                inside, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=False
+                inside, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=check_vma
             )
             return mapped(*args)
 
         outs = out_specs
         if outs is None:
-            outs = _specs_of(rules, jax.eval_shape(lambda: run(PartitionSpec(), lambda out: out)))
-        return run(outs, functools.partial(_map, functools.partial(_with_axes, rules), outs))
+            as_it_is = jax.eval_shape(lambda: run(PartitionSpec(), lambda out: out, False))
+            outs = _specs_of(rules, as_it_is)
+        return run(outs, lambda out: _map(with_axes, outs, out), check_vma)
 
     return everywhere
 
@@ -235,7 +258,7 @@ def _map(change: Callable[[PartitionSpec, Any], Any], specs, tree):
     def under(spec, subtree):
         return jax.tree.map(functools.partial(change, spec), subtree, is_leaf=_is_storage)
 
-    return jax.tree.map(under, specs, tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return jax.tree.map(under, specs, tree, is_leaf=_is_spec)
 
 
 def _without_axes(rules: Rules, spec: PartitionSpec, value):
@@ -254,6 +277,10 @@ def _axes(rules: Rules, spec: PartitionSpec, value) -> tuple[int, ...]:
         return (0, 1)
     has_shards = rules.bookkeeping == PER_SHARD and len(spec) > 0 and spec[0] == rules.blocks
     return (0,) if has_shards else ()
+
+
+def _is_spec(value) -> bool:
+    return isinstance(value, PartitionSpec)
 
 
 def _is_storage(value) -> bool:

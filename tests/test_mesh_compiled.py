@@ -31,11 +31,11 @@ def decode_step(rules, state, storage, num, k):
     k = kv.own_heads(k, 2, rules)
     for layer in (0, 1):
         storage = kv.write(storage, view, layer, {"k": k, "v": k})
-        past, _ = kv.read(storage, view, layer, max_blocks=8)
+        past, seen = kv.read(storage, view, layer, max_blocks=8)
         k = k + past["k"].sum(axis=1, keepdims=True) + past["v"].sum(axis=1, keepdims=True)
     ssm = kv.read_state(storage, view, 2)["ssm"]
     storage = kv.write_state(storage, view, 2, {"ssm": ssm + 1})
-    settled = jnp.where(jnp.isnan(k[:, 0, 0, 0]), 0, num)  # reads of the tables come before
+    settled = jnp.where(seen.any(axis=1), num, 0)  # so reads of the tables come before
     return kv.advance(state, settled), storage, k[None]
 
 
