@@ -15,10 +15,8 @@ from kvpool.tiers import (
     Shortfall,
     backup,
     discard,
-    finish_backup,
     finish_restore,
     restore,
-    start_backup,
     start_restore,
 )
 
@@ -211,68 +209,6 @@ def test_draft_layers_go_along_packed_or_apart():
         for layer in range(2 + drafts):
             read, mask = kv.read(storage, view, layer)
             assert np.array_equal(np.asarray(read["k"])[1][np.asarray(mask)[1]], values[layer])
-
-
-def test_blocks_in_flight_are_held_whoever_wants_them():
-    world = grown(MIXED, {0: 7, 1: 2})
-    tier = tier_of(MIXED, chunk_bytes=64)
-    content, gone = seen(MIXED, world.state, world.storage, 0), rows_ids(MIXED, world.state, 0)
-    state, record = start_backup(tier, world.state, 0)
-    state = kv.release(state, i32([0]))
-    kv.check(state)
-    assert not record.done
-    with pytest.raises(kv.SpecError, match="still on their way"):
-        start_restore(tier, state, record, 2)
-    with pytest.raises(kv.SpecError, match="is not done"):
-        discard(tier, record)
-    state, result = kv.reserve(state, i32([0, 5, 0]))  # others get other blocks
-    assert bool(result.ok)
-    mine = rows_ids(MIXED, state, 1)
-    assert not any(set(mine[name]) & set(gone[name]) for name in gone)
-    storage, sends = spoilt(MIXED, state, world.storage), 0
-    while not record.send(storage):
-        sends += 1
-        assert sends < 100
-    before = free(state)
-    state = finish_backup(tier, state, record)
-    kv.check(state)
-    assert free(state) == {name: before[name] + len(gone[name]) for name in before}
-    state, restoring, result = start_restore(tier, state, record, 2)
-    with pytest.raises(kv.SpecError, match="is being restored from"):
-        discard(tier, record)
-    storage = spoilt(MIXED, state, storage)
-    order = []
-    while not restoring.done:
-        order.append(sorted(restoring.layers_to_come))
-        storage = restoring.receive(storage)
-    assert order[0] == [0, 1, 2]
-    assert order == sorted(order, key=lambda layers: layers[0])
-    assert order[-1] == [2]
-    state = finish_restore(state, restoring)
-    kv.check(state)
-    assert seen(MIXED, state, storage, 2) == content
-    discard(tier, record)
-
-
-def test_copies_that_are_given_up_leave_nothing_behind():
-    world = grown(MIXED, {0: 7})
-    tier = tier_of(MIXED, chunk_bytes=64)
-    whole = tier.pools.available()
-    state, record = start_backup(tier, world.state, 0)
-    record.send(world.storage)
-    state = finish_backup(tier, state, record)
-    kv.check(state)
-    assert tier.pools.available() == whole
-    assert free(state) == free(world.state)
-    record = backup(tier, state, world.storage, 0)
-    trying, restoring, _ = start_restore(tier, state, record, 1)
-    restoring.receive(world.storage)
-    trying = finish_restore(trying, restoring)
-    kv.check(trying)
-    assert free(trying) == free(state)
-    assert not bool(trying.live[1])
-    discard(tier, record)
-    assert tier.pools.available() == whole
 
 
 def test_refusals_of_rows_records_and_specs():

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from kvpool import storage as verbs
+from kvpool.status import SpecError
 from kvpool.storage import Storage
 from kvpool.tiers.host_blocks import HostBlocks, as_bytes
 
@@ -73,11 +74,22 @@ class _Copy:
         self._memory = memory
         self._todo = deque(pieces)
         self._flying: deque = deque()
+        self._given_up = False
 
     @property
     def done(self) -> bool:
         """Whether every byte has arrived."""
-        return not self._todo and not self._flying
+        return not (self._todo or self._flying or self._given_up)
+
+    def end(self) -> None:
+        """Gives up what has not arrived: nothing moves from now on into blocks of others."""
+        self._given_up = not self.done
+        self._todo.clear()
+        self._flying.clear()
+
+    def _check_goes_on(self) -> None:
+        if self._given_up:
+            raise SpecError("copy: wanted one that goes on, got one that was given up")
 
     @property
     def _may_start(self) -> bool:
@@ -98,8 +110,10 @@ class Saving(_Copy):
           Whether it is done.
 
         Raises:
+          SpecError: where it was given up.
           Whatever a copy raises: the blocks on the host then hold nothing of use.
         """
+        self._check_goes_on()
         while self._flying and self._flying[0][1].is_ready():
             self._take_in()
         if self._may_start:
@@ -152,7 +166,11 @@ class Loading(_Copy):
 
         Returns:
           The storage with one chunk more in it, or with all.
+
+        Raises:
+          SpecError: where it was given up.
         """
+        self._check_goes_on()
         while self._flying and self._flying[0][1].is_ready():
             self._flying.popleft()
         if self._may_start:

@@ -215,5 +215,6 @@ class Promotions:
         if promoting.done:
             left = publish_in(self._holdings, promoting)
             self.count += len(promoting.fresh) - len(left)
+        promoting._loading.end()
         promoting.fresh, promoting.reading = [], []
         return publish.drop(state, self._holdings.places, left)

@@ -2,7 +2,7 @@
 
 `backup` and `restore` do it at once. `start_backup` and `start_restore` leave it to their caller to
 move the bytes, between the steps of a decode loop, and to call `finish_backup` or `finish_restore`;
-until then the blocks at both ends are held.
+until then the blocks at both ends are held, and must not be moved by `compact`.
 """
 
 import dataclasses
@@ -56,6 +56,7 @@ class Restore:
     record: Backup
     _held: Ids
     _loading: Loading
+    _under_way: bool = True
 
     @property
     def done(self) -> bool:
@@ -118,6 +119,7 @@ def finish_backup(tier: HostTier, state: State, record: Backup) -> State:
     state = drop(state, record._held)
     record._held = {}
     if not record.done:
+        record._saving.end()
         tier.pools.release(record.allocation)
     return state
 
@@ -184,10 +186,17 @@ def finish_restore(state: State, restoring: Restore) -> State:
     """The state in which the row is settled at the record's length.
 
     A restore that is not `done` is given up: the row is free again.
+
+    Raises:
+      SpecError: for a restore that was finished before.
     """
+    if not restoring._under_way:
+        raise SpecError("restoring: wanted one that is under way, got one that was finished before")
+    restoring._under_way = False
     restoring.record.readers -= 1
     state = drop(state, restoring._held)
     if not restoring.done:
+        restoring._loading.end()
         return release(state, np.array([restoring.row], np.int32))
     return advance(state, _alone(state, restoring.row, restoring.record.length))
 

@@ -77,6 +77,18 @@ def test_blocks_that_are_being_read_stay():
     assert serving.match(TOKENS).length == 28
 
 
+def test_a_promotion_that_was_given_up_brings_nothing_any_more():
+    serving = Tiered(LAYERS)
+    serving.fill(TOKENS)
+    serving.evict_all()
+    serving.state, coming = serving.prefixes.start(serving.state, serving.storage, TOKENS)
+    serving.state = serving.prefixes.finish(serving.state, coming)
+    assert serving.free() == serving.plan.num_blocks
+    with pytest.raises(kv.SpecError, match="copy: wanted one that goes on, got one that was given"):
+        coming.receive(serving.storage, donate=True)
+    assert serving.match(TOKENS).length == 28
+
+
 def test_what_is_on_its_way_is_held_until_it_has_arrived():
     """Written through: blocks go only after they came, and evict waits for them."""
     serving = Tiered(LAYERS, blocks=16, policy="write_through")
