@@ -72,6 +72,11 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def go_on(self, row, tokens, salt, steps, ends, hole):
         """A request, from its start or from where it was, in steps that are published or not."""
+        self.serve(row, tokens, salt, steps, ends)
+        if hole is not None:
+            self.evict_a_few(hole, 1)
+
+    def serve(self, row, tokens, salt, steps, ends):
         if row not in self.serving.tokens:
             self.admit(row, tokens, salt)
         if row in self.serving.tokens:
@@ -81,8 +86,6 @@ class CacheMachine(RuleBasedStateMachine):
                     self.insert(row)
             if ends:
                 self.serving.release(row)
-        if hole is not None:
-            self.evict_a_few(hole, 1)
 
     def admit(self, row, tokens, salt):
         serving = self.serving
