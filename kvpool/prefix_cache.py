@@ -25,13 +25,14 @@ from kvpool.prefix import audit, keys, match, needs, publish
 from kvpool.prefix.growth import Growth
 from kvpool.prefix.holdings import Event, Holdings
 from kvpool.prefix.keys import Salt
+from kvpool.prefix.lasting import Lasting
 from kvpool.prefix.match import Hit
 from kvpool.prefix.pending import Pending
 from kvpool.prefix.places import Places
 from kvpool.prefix.reuse import Reuse
 from kvpool.prefix.snapshots import FAR, Auto
 from kvpool.prefix.stats import Stats
-from kvpool.prefix.tree import Kept, Tree
+from kvpool.prefix.tree import Tree
 from kvpool.spec import CacheSpec
 from kvpool.state import State, check_plan
 from kvpool.status import SpecError
@@ -66,13 +67,23 @@ class PrefixCache:
         self._snapshots = snapshots or Auto(self.unit, *self._places.costs)
         self._growth = Growth(self._tree, self._holdings)
         self._pending = Pending(self._places)
-        self._pinned: dict[tuple, set[Kept]] = {}
+        self._lasting = Lasting(self._holdings)
         self._stats = Stats()
 
     @property
     def unit(self) -> int:
         """Tokens from one possible hit length to the next."""
         return self._places.unit
+
+    @property
+    def holdings(self) -> Holdings:
+        """What is held, with its tree and places: for what is built on the cache, as the tiers."""
+        return self._holdings
+
+    @property
+    def plan(self) -> Plan:
+        """Of the states whose blocks are held."""
+        return self._plan
 
     def match(self, tokens, salt: Salt = None, *, touch: bool = True) -> Hit:
         """The longest beginning of a prompt that every group can serve.
@@ -234,7 +245,7 @@ class PrefixCache:
         """Lets go of everything, pinned or not; rows keep what they hold."""
         self._check_plan(state=state)
         gone = self._holdings.lose_all()
-        self._pinned.clear()
+        self._lasting.forget()
         return publish.drop(state, self._places, gone)
 
     def pin(self, tokens, salt: Salt = None) -> int:
@@ -247,16 +258,7 @@ class PrefixCache:
           ValueError: as `match`; for tokens that are pinned already.
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
-        if (salt, raw) in self._pinned:
-            raise ValueError("tokens: wanted some that are not pinned, got some that are")
-        limit = len(raw) // keys.TOKEN_BYTES // self.unit * self.unit
-        chain = self._tree.walk(salt, raw, limit // self.unit)
-        length, _ = match.longest(self._places, chain, limit)
-        if length:
-            guards = self._holdings.guards(match.used_by(self._places, chain, length))
-            self._holdings.pin(guards, 1)
-            self._pinned[salt, raw] = guards
-        return length
+        return self._lasting.pin(raw, salt)
 
     def unpin(self, tokens, salt: Salt = None) -> None:
         """Lets go as anything else what `pin` kept.
@@ -265,9 +267,7 @@ class PrefixCache:
           ValueError: as `match`; for tokens that are not pinned.
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
-        if (salt, raw) not in self._pinned:
-            raise ValueError("tokens: wanted some that are pinned, got some that are not")
-        self._holdings.pin(self._pinned.pop((salt, raw)), -1)
+        self._lasting.unpin(raw, salt)
 
     def begin(self, row: int, hit: Hit) -> None:
         """Announces that a row computes the prompt of a hit now.

@@ -140,6 +140,7 @@ class Promotions:
         self._tier, self._holdings, self._host = tier, holdings, host
         self._trouble, self._find, self._evict = trouble, find, evict
         self.count = 0  # blocks published
+        self.under_way: set[Promotion] = set()
 
     def start(self, state: State, storage, raw: bytes, salt: Salt, limit: int, by_layer: bool):
         """(state, Promotion) for the longest hit up to `limit` for which there is room.
@@ -192,7 +193,9 @@ class Promotions:
         self._host.touch(block for _, block in reversed(found.lacking))
         memory, chunk = self._tier.memory, self._tier.chunk_bytes
         pieces = [] if storage is None else pieces_of(memory, ids, host_ids, chunk, by_layer)
-        return Promotion(found, fresh, reading, Loading(memory, pieces))
+        promotion = Promotion(found, fresh, reading, Loading(memory, pieces))
+        self.under_way.add(promotion)
+        return promotion
 
     def receive(self, storage, promoting: Promotion, donate: bool):
         """The storage with all, or as much of it as came before something was raised."""
@@ -209,6 +212,7 @@ class Promotions:
 
     def finish(self, state: State, promoting: Promotion) -> State:
         """As `PrefixTier.finish`."""
+        self.under_way.discard(promoting)
         let_go(promoting.reading)
         left = [kept for _, kept in promoting.fresh]
         if promoting.done:

@@ -35,22 +35,25 @@ KNOWN = st.one_of(NUMBER, NUMBER, PROMPTS)  # which of those served before goes 
 ENDS = st.sampled_from([True, True, True, False])
 
 
-def action(name, *drawn, odds=1):
-    """Odds times the strategy of one method's call: (what fails in it, the name, arguments)."""
-    return [st.tuples(FAULT, st.just(name), st.tuples(*drawn))] * odds
+DRAWN = {  # {method: (odds, arguments)}
+    "request": (8, st.integers(0, ROWS - 1), KNOWN, SALTS, STEPS, ENDS),
+    "all_away": (2,),
+    "begin": (2, KNOWN, SALTS),
+    "receive": (3, NTH, WHETHER),
+    "finish": (1, NTH),
+    "send": (1, WHETHER),
+    "lose_on_host": (1, st.integers(0, 2), COUNT),
+    "lose_in_store": (1, NUMBER),
+    "save_all": (1,),
+}
 
 
-ACTIONS = st.one_of(
-    *action("request", st.integers(0, ROWS - 1), KNOWN, SALTS, STEPS, ENDS, odds=5),
-    *action("all_away", odds=2),
-    *action("begin", KNOWN, SALTS, odds=2),
-    *action("receive", NTH, WHETHER, odds=2),
-    *action("finish", NTH),
-    *action("send", WHETHER),
-    *action("lose_on_host", st.integers(0, 2), COUNT),
-    *action("lose_in_store", st.integers(0, 9)),
-    *action("save_all"),
-)
+def call(name):
+    """What fails in it, if anything, the method's name, its arguments."""
+    return st.tuples(FAULT, st.just(name), st.tuples(*DRAWN[name][1:]))
+
+
+ACTIONS = st.sampled_from([name for name, (odds, *_) in DRAWN.items() for _ in range(odds)])
 
 
 class TierMachine(CacheMachine):
@@ -138,7 +141,7 @@ class TierMachine(CacheMachine):
         self.forget(raised)
 
     # ---------------------------------------------------------------- what happens
-    @rule(actions=st.lists(ACTIONS, min_size=6, max_size=16))
+    @rule(actions=st.lists(ACTIONS.flatmap(call), min_size=6, max_size=16))
     def several(self, actions):
         for self.fault, name, arguments in actions:
             getattr(self, name)(*arguments)
