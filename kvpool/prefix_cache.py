@@ -80,11 +80,6 @@ class PrefixCache:
         """What is held, with its tree and places: for what is built on the cache, as the tiers."""
         return self._holdings
 
-    @property
-    def plan(self) -> Plan:
-        """Of the states whose blocks are held."""
-        return self._plan
-
     def match(self, tokens, salt: Salt = None, *, touch: bool = True) -> Hit:
         """The longest beginning of a prompt that every group can serve.
 

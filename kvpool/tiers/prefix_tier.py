@@ -75,7 +75,7 @@ class PrefixTier(Watcher):
         if policy not in (WRITE_BACK, WRITE_THROUGH, SECOND_USE):
             wanted = ", ".join((WRITE_BACK, WRITE_THROUGH, SECOND_USE))
             raise SpecError(f"policy: wanted one of {wanted}, got {policy!r}")
-        tier.check_plan(cache.plan)
+        tier.check_plan(cache.holdings.places.plan)
         self.cache, self.tier, self.store, self.policy = cache, tier, store, policy
         self._holdings, self._places = cache.holdings, cache.holdings.places
         self._trouble = Trouble("prefixes on the host", 0.0)
@@ -201,7 +201,7 @@ class PrefixTier(Watcher):
         """
         if not self._saves.under_way:
             return self._evict(state, storage, need, short, protect)
-        wanted = needs.wanted(self.cache.plan, publish.free_of_pools(state), need, short)
+        wanted = needs.wanted(self._places.plan, publish.free_of_pools(state), need, short)
         state, freed = self._evict(state, storage, need, short, protect)
         free = publish.free_of_pools(state)
         if all(have >= want for have, want in zip(free, wanted, strict=True)):
@@ -244,9 +244,7 @@ class PrefixTier(Watcher):
             they were; go on with what was before `compact`.
         """
         if self._saves.under_way or self._promotions.under_way:
-            raise SpecError(
-                "moves: blocks are on their way; send(wait=True) and finish() before compact()"
-            )
+            raise SpecError("moves: blocks are on their way; send(wait=True), finish(), compact()")
         self.cache.follow(moves)
 
     def clear(self, state: State) -> State:
