@@ -154,7 +154,7 @@ def main() -> None:
     )
     option = parser.add_argument
     option("traces", nargs="?", metavar="TRACES", help="a .jsonl file, or a folder of them")
-    option("--requests", type=int, default=3000, help="of each trace; 0: all")
+    option("--requests", type=int, default=2000, help="of each trace; 0: all")
     option("--rounds", type=int, default=15)
     option("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=" ".join(PARTS))
     option("--json", metavar="FILE")

@@ -65,14 +65,14 @@ class PrefixCache:
         check_plan(spec, plan)
         self._plan, self._places = plan, Places.of(plan)
         self._tree = Tree(self._places, lambda salt: keys.namespace(spec, model, salt))
-        self._holdings = Holdings(self._tree, evictor)
+        self.holdings = Holdings(self._tree, evictor)  # for what is built on this, as the tiers
         if max_snapshots is not None:
             max_snapshots = needs.whole_number("max_snapshots", max_snapshots, 1)
         self._max_snapshots = max_snapshots
         self._snapshots = snapshots or Auto(self.unit, *self._places.costs)
-        self._growth = Growth(self._tree, self._holdings)
+        self._growth = Growth(self._tree, self.holdings)
         self._pending = Pending(self._places)
-        self._lasting = Lasting(self._holdings)
+        self._lasting = Lasting(self.holdings)
         self._stats = Stats()
 
     @property
@@ -107,12 +107,12 @@ class PrefixCache:
             self._stats.hits += length > 0
             self._stats.tokens += num_tokens
             self._stats.tokens_hit += length
-            self._holdings.touch(used)
+            self.holdings.touch(used)
         known = len(chain) * self.unit
         stops: tuple[int, ...] = ()
         if self._places.windows or self._places.states:  # what else is kept, is at any length
             beyond = chain[-1].goes_on(FAR) if chain else 0
-            pressed = any(self._holdings.removed.values())
+            pressed = any(self.holdings.removed.values())
             stops = tuple(self._snapshots.stops(num_tokens, length, known, beyond, pressed))
         pending = self._pending.longest(salt, raw, length, limit)
         return Hit(length, prefix, missed, known, stops, pending, raw, salt, used)
@@ -159,13 +159,13 @@ class PrefixCache:
         state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
         ends_here = settled == units * self.unit
         if ends_here:
-            state = cap.keep_to(self._holdings, state, node, self._max_snapshots)
+            state = cap.keep_to(self.holdings, state, node, self._max_snapshots)
         if ends_here and not all(node.kept[group.first] for group in self._places.states):
             state, storage, taken = self._take_snapshot(state, storage, row, priority)
             if not node.parent:  # it led to what made room, and left with that
                 state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
             places = [(group.first, taken[group.name]) for group in self._places.states if taken]
-            self._holdings.watcher.came([self._holdings.keep(node, *place) for place in places])
+            self.holdings.watcher.came([self.holdings.keep(node, *place) for place in places])
         self._lasting.raise_to(priority, raw, salt)
         self._tree.prune(node)
         self._pending.settled(row, settled)
@@ -181,7 +181,7 @@ class PrefixCache:
 
     def _publish_blocks(self, state, row, raw, salt, settled, ids):
         node, new = self._growth.add(row, raw, salt, settled, ids)
-        self._holdings.watcher.came(new)
+        self.holdings.watcher.came(new)
         return publish.retain(state, self._places, new), node
 
     def _checked_row(self, row) -> int:
@@ -191,7 +191,7 @@ class PrefixCache:
         state, storage, taken = publish.take_snapshot(state, storage, row)
         if not taken:
             need = {group.name: 1 for group in self._places.states}
-            state, _ = making_room.make(self._holdings, state, need, _NOTHING, most=priority)
+            state, _ = making_room.make(self.holdings, state, need, _NOTHING, most=priority)
             state, storage, taken = publish.take_snapshot(state, storage, row)
         self._stats.snapshots_skipped += not taken
         return state, storage, taken
@@ -223,8 +223,8 @@ class PrefixCache:
           SpecError, ValueError: for an unknown group, counts that are none.
         """
         self._check_plan(state=state)
-        protected = self._holdings.guards(protect.used) if protect else None
-        return making_room.make(self._holdings, state, need, short, protected)
+        protected = self.holdings.guards(protect.used) if protect else None
+        return making_room.make(self.holdings, state, need, short, protected)
 
     def _check_plan(self, **given) -> None:
         for name, one in given.items():
@@ -236,12 +236,12 @@ class PrefixCache:
 
         Hits of before are of no use any more.
         """
-        self._holdings.follow(jax.device_get(dict(moves)))
+        self.holdings.follow(jax.device_get(dict(moves)))
 
     def clear(self, state: State) -> State:
         """Lets go of everything, pinned or not; rows keep what they hold."""
         self._check_plan(state=state)
-        gone = self._holdings.lose_all()
+        gone = self.holdings.lose_all()
         self._lasting.forget()
         return publish.drop(state, self._places, gone)
 
@@ -288,12 +288,12 @@ class PrefixCache:
           InvariantError: naming the group and the block.
         """
         self._check_plan(state=state)
-        audit.check(self._holdings, state)
+        audit.check(self.holdings, state)
 
     def stats(self) -> Stats:
         """What was done so far, and what is held now."""
-        return self._holdings.counted(self._stats)
+        return self.holdings.counted(self._stats)
 
     def events(self) -> list[Event]:
         """What came and went since the last call, oldest first."""
-        return self._holdings.events()
+        return self.holdings.events()

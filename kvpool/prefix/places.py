@@ -48,6 +48,7 @@ class GroupPlaces:
 class Places:
     """The unit of a plan's spec and its places."""
 
+    plan: Plan
     unit: int  # tokens
     groups: tuple[GroupPlaces, ...]
     of_place: tuple[GroupPlaces, ...]
@@ -92,6 +93,7 @@ class Places:
             for index, group in enumerate(spec.groups)
         )
         return cls(
+            plan=plan,
             unit=unit,
             groups=groups,
             of_place=tuple(group for group in groups for _ in group.places),

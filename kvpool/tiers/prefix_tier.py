@@ -2,7 +2,7 @@
 
 It takes the cache's place in a server's loop:
 
-    state, storage, hit = prefixes.match(state, storage, prompt)
+    state, storage, hit = prefixes.match(state, storage, prompt, donate=True)
     state, freed = prefixes.evict(state, storage, need, protect=hit)  # where blocks are short
     state, result = kv.admit(state, [row], hit.prefix)                # then kv.copy_blocks
     ...
@@ -75,9 +75,9 @@ class PrefixTier(Watcher):
         if policy not in (WRITE_BACK, WRITE_THROUGH, SECOND_USE):
             wanted = ", ".join((WRITE_BACK, WRITE_THROUGH, SECOND_USE))
             raise SpecError(f"policy: wanted one of {wanted}, got {policy!r}")
-        tier.check_plan(cache._plan)
+        tier.check_plan(cache.holdings.places.plan)
         self.cache, self.tier, self.store, self.policy = cache, tier, store, policy
-        self._plan, self._places, self._holdings = cache._plan, cache._places, cache._holdings
+        self._holdings, self._places = cache.holdings, cache.holdings.places
         self._trouble = Trouble("prefixes on the host", 0.0)
         self._host = HostPrefixes(tier, self._places, self._trouble)
         self._saves = Saves(tier, self._places, self._host, self._trouble, self._arrived)
@@ -108,7 +108,8 @@ class PrefixTier(Watcher):
           storage: None where there are no bytes, as in a simulation.
           tokens, salt, touch: as in `PrefixCache.match`.
           deadline_s: for the store, from now; None: its timeout for each read.
-          donate: whether the storage may be used up, in the place of one copy of it.
+          donate: True: the storage given is used up; go on with the one returned. False: it stays
+            good, and costs a copy of the whole of it, in time and memory, when anything comes back.
 
         Returns:
           (state, storage, Hit), the Hit as `PrefixCache.match` gives it.
@@ -202,7 +203,7 @@ class PrefixTier(Watcher):
         """
         if not self._saves.under_way:
             return self._evict(state, storage, need, short, protect)
-        wanted = needs.wanted(self._plan, publish.free_of_pools(state), need, short)
+        wanted = needs.wanted(self._places.plan, publish.free_of_pools(state), need, short)
         state, freed = self._evict(state, storage, need, short, protect)
         free = publish.free_of_pools(state)
         if all(have >= want for have, want in zip(free, wanted, strict=True)):
@@ -232,7 +233,7 @@ class PrefixTier(Watcher):
           (state, whether all is stored; True without a store), within `timeout_s` of the store.
         """
         state, lost = self._saves.move_on(state, storage, wait=True), self._saves.lost
-        for node in self.cache._tree.nodes():  # not at once: the host may be smaller than the cache
+        for node in self._holdings.tree.nodes():  # not at once: the host may be too small
             self._saves.now(storage, [one for one in node.kept if one])
         stored = self.store is None or self.store.flush(timeout_s)
         return state, stored and self._saves.lost == lost
@@ -241,10 +242,11 @@ class PrefixTier(Watcher):
         """As `PrefixCache.follow`.
 
         Raises:
-          SpecError: where blocks are on their way to the host; `send(..., wait=True)` first.
+          SpecError: where blocks are on their way to the host or from it, and would come to where
+            they were; go on with what was before `compact`.
         """
-        if self._saves.under_way:
-            raise SpecError("moves: blocks are on their way to the host; send(wait=True) first")
+        if self._saves.under_way or self._promotions.under_way:
+            raise SpecError("moves: blocks are on their way; send(wait=True), finish(), compact()")
         self.cache.follow(moves)
 
     def clear(self, state: State) -> State:
@@ -285,14 +287,14 @@ class PrefixTier(Watcher):
 
     def _found(self, raw: bytes, salt: Salt, limit: int) -> Found:
         units = limit // self._places.unit
-        chain = joint.chain_of(self.cache._tree, self._host, salt, raw, units)
+        chain = joint.chain_of(self._holdings.tree, self._host, salt, raw, units)
         return joint.longest(self._places, chain, limit, salt, raw)
 
     def _fetch(self, raw, salt, limit, deadline_s) -> list[HostBlock]:
         """What came from the store, held."""
         if self.store is None:
             return []
-        tree, units = self.cache._tree, limit // self._places.unit
+        tree, units = self._holdings.tree, limit // self._places.unit
         chain = joint.chain_of(tree, self._host, salt, raw, units)
         fetch = Fetch(self.store, self.tier, self._host, self._places, chain, deadline_s)
         key = chain[-1].key if chain else tree.namespace(salt)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvpool import block_pool
-from kvpool.prefix import publish
+from kvpool.prefix import match, publish
 from kvpool.prefix.holdings import Holdings
 from kvpool.prefix.keys import Salt
+from kvpool.prefix.match import Used
 from kvpool.prefix.tree import Kept, Node
 from kvpool.state import State
 from kvpool.storage import Storage
@@ -140,19 +141,21 @@ class Promotions:
         self._tier, self._holdings, self._host = tier, holdings, host
         self._trouble, self._find, self._evict = trouble, find, evict
         self.count = 0  # blocks published
+        self.under_way: set[Promotion] = set()
 
     def start(self, state: State, storage, raw: bytes, salt: Salt, limit: int, by_layer: bool):
         """(state, Promotion) for the longest hit up to `limit` for which there is room.
 
-        (state, None) where that is what the device has.
+        (state, None) where that is what the device has, which nothing of this makes less.
         """
+        own = self._own(raw, salt, limit)
         while True:
             found = self._find(raw, salt, limit)
             if not found.lacking:
                 return state, None
             reading = hold(found)
             try:
-                state, ids, short = self._room(state, storage, found)
+                state, ids, short = self._room(state, storage, found, own)
                 if ids is not None:
                     return state, self._promotion(storage, found, ids, reading, by_layer)
             except BaseException:
@@ -161,7 +164,13 @@ class Promotions:
             let_go(reading)
             limit = found.length - self._holdings.places.unit * self._units_short(short)
 
-    def _room(self, state, storage, found: Found):
+    def _own(self, raw: bytes, salt: Salt, limit: int) -> Used:
+        """What the device's own hit reads."""
+        places, tree = self._holdings.places, self._holdings.tree
+        chain = tree.walk(salt, raw, limit // places.unit)
+        return match.used_by(places, chain, match.longest(places, chain, limit)[0])
+
+    def _room(self, state, storage, found: Found, own: Used):
         """(state, blocks for what the device lacks, None) or (state, None, what is short)."""
         counts: dict[str, int] = {}
         for _, block in found.lacking:
@@ -171,9 +180,27 @@ class Promotions:
             state, ids, short = take(state, counts)
             if ids is not None:
                 return state, ids, None
-            state, freed = self._evict(state, storage, short=short, protect=found)
+            # The own hit goes only where that is enough: else it would be lost for nothing.
+            both = tuple(a + b for a, b in zip(own, found.used, strict=True))
+            protect = dataclasses.replace(found, used=both)
+            state, freed = self._evict(state, storage, short=short, protect=protect)
+            if not any(freed.values()) and self._would_do(state, found, own, short):
+                state, freed = self._evict(state, storage, short=short, protect=found)
             if not any(freed.values()):
                 return state, None, short
+
+    def _would_do(self, state, found: Found, own: Used, short: Mapping[str, int]) -> bool:
+        """Whether what the own hit reads, and the longer one does not, is as much as is short."""
+        holders = publish.holders_of_pools(state)
+        stays = {*self._holdings.pins, *(one for some in found.used for one in some)}
+        spare = {
+            group.name: sum(
+                one not in stays and holders[group.pool][one.block] == 1 for one in some
+            )
+            for group, some in zip(self._holdings.places.groups, own, strict=True)
+            if not group.keeps_all
+        }
+        return all(number <= spare.get(name, 0) for name, number in short.items())
 
     def _units_short(self, short: Mapping[str, int]) -> int:
         """Units by which a hit has to be shorter at least, where so many blocks lack."""
@@ -192,7 +219,9 @@ class Promotions:
         self._host.touch(block for _, block in reversed(found.lacking))
         memory, chunk = self._tier.memory, self._tier.chunk_bytes
         pieces = [] if storage is None else pieces_of(memory, ids, host_ids, chunk, by_layer)
-        return Promotion(found, fresh, reading, Loading(memory, pieces))
+        promotion = Promotion(found, fresh, reading, Loading(memory, pieces))
+        self.under_way.add(promotion)
+        return promotion
 
     def receive(self, storage, promoting: Promotion, donate: bool):
         """The storage with all, or as much of it as came before something was raised."""
@@ -210,6 +239,7 @@ class Promotions:
 
     def finish(self, state: State, promoting: Promotion) -> State:
         """As `PrefixTier.finish`."""
+        self.under_way.discard(promoting)
         let_go(promoting.reading)
         left = [kept for _, kept in promoting.fresh]
         if promoting.done:

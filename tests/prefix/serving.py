@@ -191,7 +191,7 @@ class Serving:
         """Makes a hole: takes blocks, or a snapshot, of these columns from the cache."""
         from kvpool.prefix import publish
 
-        holdings, places = self.cache._holdings, self.cache._places
+        holdings, places = self.cache.holdings, self.cache._places
         of_group = next(g for g in places.groups if g.name == group)
         raw = np.asarray(tokens, "<i4").tobytes()
         chain = self.cache._tree.walk(None, raw, len(tokens) // self.cache.unit)
@@ -227,7 +227,7 @@ class Serving:
 
     def cached_blocks(self, group) -> list[int]:
         of_place = self.cache._places.of_place
-        everything = self.cache._holdings.everything()
+        everything = self.cache.holdings.everything()
         return [one.block for one in everything if of_place[one.place].name == group]
 
     def free(self) -> dict[str, int]:

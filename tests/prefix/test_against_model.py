@@ -72,6 +72,11 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def go_on(self, row, tokens, salt, steps, ends, hole):
         """A request, from its start or from where it was, in steps that are published or not."""
+        self.serve(row, tokens, salt, steps, ends)
+        if hole is not None:
+            self.evict_a_few(hole, 1)
+
+    def serve(self, row, tokens, salt, steps, ends):
         if row not in self.serving.tokens:
             self.admit(row, tokens, salt)
         if row in self.serving.tokens:
@@ -81,8 +86,6 @@ class CacheMachine(RuleBasedStateMachine):
                     self.insert(row)
             if ends:
                 self.serving.release(row)
-        if hole is not None:
-            self.evict_a_few(hole, 1)
 
     def admit(self, row, tokens, salt):
         serving = self.serving
@@ -180,7 +183,7 @@ class CacheMachine(RuleBasedStateMachine):
     def nothing_left(self, group, protect):
         """Rows, pins or the protected hit keep every block of the group that is cached."""
         stay = set()
-        state, holdings = self.serving.state, self.cache._holdings
+        state, holdings = self.serving.state, self.cache.holdings
         kept = [one for one in holdings.everything() if holdings.group_of(one).name == group]
         index = state.plan.spec.group_index(group)
         at = state.pool.offsets[state.plan.pool_of[index]]

@@ -47,6 +47,42 @@ def test_a_device_that_is_full_of_rows_shortens_the_hit():
     assert serving.match(TOKENS).length == 28
 
 
+def test_no_room_for_a_longer_hit_costs_nothing_of_the_shorter():
+    """A hit of 28 lacks 2 blocks of the window, and the one of the device's own hit is not enough.
+
+    That one is nowhere else: had it gone, nothing could be hit.
+    """
+    serving = Tiered(LAYERS, blocks={"full": 32, "window6": 16, "state": 12})
+    serving.fill(TOKENS)
+    serving.evict_all()
+    serving.lose_on_host("window6", TOKENS, [0])
+    serving.prefixes.policy = "none"
+    serving.fill(TOKENS[:4])
+    serving.admit(1, [50 + p for p in range(60)], hit=False)
+    serving.state, result = kv.reserve(serving.state, np.int32([0, 60, 0]))
+    assert (bool(result.ok), serving.free()["window6"]) == (True, 0)
+    assert serving.prefixes.find(TOKENS).length == 28
+    assert serving.match(TOKENS).length == 4
+    serving.admit(0, TOKENS)
+    serving.verify(0)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nothing_moves_while_a_promotion_is_under_way(whole):
+    """Its bytes would come to where its blocks were."""
+    serving = Tiered(LAYERS)
+    serving.fill(TOKENS)
+    serving.evict_all()
+    serving.state, coming = serving.prefixes.start(serving.state, serving.storage, TOKENS)
+    with pytest.raises(kv.SpecError, match="moves: blocks are on their way"):
+        serving.prefixes.follow({})
+    if whole:
+        serving.storage = coming.receive(serving.storage, wait=True)
+    serving.state = serving.prefixes.finish(serving.state, coming)
+    serving.prefixes.follow({})
+    assert serving.match(TOKENS).length == 28
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_the_host_loses_is_a_hole(group):
     """Blocks go one by one for another's request; the hit is the longest that is still whole."""
