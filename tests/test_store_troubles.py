@@ -1,6 +1,7 @@
 """A store that is full, read-only, unreachable or slow costs hits, and says so once."""
 
 import logging
+import shutil
 import socket
 import subprocess
 import time
@@ -200,6 +201,17 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     store = Store(tmp_path / "file", SPEC)
     _fails_once(store, writes="cannot write, nothing is stored")
     assert store.get("full", digest(1)) is None
+
+
+@pytest.mark.parametrize("limit", [None, 10_000])
+def test_a_directory_that_is_removed_costs_what_was_in_it(tmp_path, limit):
+    store = Store(tmp_path / "blocks", SPEC, limit_bytes=limit)
+    assert store.put("full", digest(1), block("full", 1)).wait()
+    shutil.rmtree(tmp_path / "blocks")
+    assert store.get("full", digest(1)) is None
+    for number in range(2, 8):
+        assert store.put("full", digest(number), block("full", number)).wait()
+    assert store.get("full", digest(7)).tobytes() == block("full", 7).tobytes()
 
 
 def test_writes_that_pile_up_are_left(tmp_path):

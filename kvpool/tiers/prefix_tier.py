@@ -172,11 +172,11 @@ class PrefixTier(Watcher):
         """Publishes what came, for the cache's own `match`; one that is not `done` is given up."""
         return self._promotions.finish(state, promoting)
 
-    def insert(self, state: State, storage, tokens, row: int, salt: Salt = None):
+    def insert(self, state: State, storage, tokens, row: int, salt: Salt = None, *, priority=0):
         """As `PrefixCache.insert`."""
         self._storage = storage
         try:
-            state, storage = self.cache.insert(state, storage, tokens, row, salt)
+            state, storage = self.cache.insert(state, storage, tokens, row, salt, priority=priority)
         finally:
             self._storage = None  # or it would be alive when it is donated
         came, self._came = self._came, []

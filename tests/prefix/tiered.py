@@ -75,9 +75,9 @@ class Tiered(Serving):
         hit = self.match(tokens, salt) if hit is True else hit
         return super().admit(row, tokens, salt, hit)
 
-    def insert(self, row, salt=None):
+    def insert(self, row, salt=None, **options):
         self.state, self.storage = self.prefixes.insert(
-            self.state, self.storage, self.tokens[row], row, salt
+            self.state, self.storage, self.tokens[row], row, salt, **options
         )
         self.settle()
 
