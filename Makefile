@@ -32,6 +32,7 @@ bench: $(INSTALLED)  ## the benchmarks, one after another
 	$(BIN)/python benchmarks/shared_storage.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/sizing.py
+	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/memory.py $(TRACES)
 	$(BIN)/python benchmarks/tiers.py $(TRACES)
 

@@ -63,9 +63,13 @@ class PagedMemory:
         window = None if full else self.config.window
         # A window's blocks for steps of this width; the plan's bound is for the widest step.
         most = None if full else -(-(window + q.shape[1] - 2) // self.spec.block_size) + 1
-        past, _ = kv.read(self.storage, self.view, layer, max_blocks=most)
+        past = self.past(layer, most)
         at = self.view.key_positions(self.spec.resolve(layer)[0], max_blocks=most)
         return attention_in_place(q, past["k"], past["v"], sees(self.positions, at, window))
+
+    def past(self, layer, most):
+        """The keys and values of the row's past and the step, of `most` blocks a row."""
+        return kv.read(self.storage, self.view, layer, max_blocks=most)[0]
 
     def read_state(self, layer):
         """The layer's state at each row's settled length."""

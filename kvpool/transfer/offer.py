@@ -55,7 +55,7 @@ class Offer:
             np.zeros((len(group.layers), len(items)), bool)
             for group, items in zip(groups, self.items, strict=True)
         ]
-        self._news = asyncio.Condition()
+        self.news = asyncio.Event()  # of the next notify; take it before looking for what is new
         self.served: set[int] = set()
         self.outcome: str | None = None  # "delivered", "cancelled" or "withdrawn" once it ended
         self.active = time.monotonic()
@@ -91,16 +91,11 @@ class Offer:
         """Places of items in `items`; SpecError for one that is not offered."""
         return places_of(self.items[group], items)
 
-    async def notify(self) -> None:
+    def notify(self) -> None:
         """Tells those who wait that something was put, or that the offer has ended."""
         self.active = time.monotonic()
-        async with self._news:
-            self._news.notify_all()
-
-    async def wait_for_news(self) -> None:
-        """Waits for a `notify`."""
-        async with self._news:
-            await self._news.wait()
+        news, self.news = self.news, asyncio.Event()
+        news.set()
 
     def has(self, outline: Outline, parcel: Parcel) -> bool:
         """Whether all bytes of a parcel are here."""

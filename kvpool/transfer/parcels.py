@@ -14,7 +14,7 @@ from kvpool.transfer.keys import Key
 from kvpool.transfer.plan import Piece, TransferPlan, owners
 from kvpool.transfer.shards import Cut, Lane
 
-MAX_BYTES = 4 << 20  # of a parcel, where a layer of an item is not more
+MAX_BYTES = 8 << 20  # of a parcel, where a layer of an item is not more
 
 
 class Parcel(NamedTuple):

@@ -225,17 +225,7 @@ def plan(
       SpecError: for degrees that do not divide each other or the spec's heads, an unknown group, a
         mask that is none, a snapshot that is not below num_tokens.
     """
-    if not isinstance(spec, CacheSpec):
-        raise SpecError(f"spec: wanted a CacheSpec, got {type(spec).__name__}")
-    for name, side in (("sender", sender), ("receiver", receiver)):
-        if not isinstance(side, Shards):
-            raise SpecError(f"{name}: wanted Shards, got {side!r}")
-    num_tokens = token_count("num_tokens", num_tokens)
-    check_degrees(sender, receiver)
-    for side in (sender, receiver):
-        rank_groups(spec, side.heads)
-    for name in receiver_has or {}:
-        spec.group(name)
+    num_tokens = _checked(spec, num_tokens, sender, receiver, receiver_has)
     lengths = sorted(set(snapshots))
     if lengths and not 1 <= lengths[0] <= lengths[-1] < num_tokens:
         raise SpecError(f"snapshots: wanted lengths from 1 to {num_tokens - 1}, got {lengths}")
@@ -246,6 +236,21 @@ def plan(
         for group in spec.groups
     )
     return TransferPlan(spec, num_tokens, sender, receiver, spans)
+
+
+def _checked(spec, num_tokens, sender, receiver, receiver_has) -> int:
+    """num_tokens, once all that `plan` was given is found right."""
+    if not isinstance(spec, CacheSpec):
+        raise SpecError(f"spec: wanted a CacheSpec, got {type(spec).__name__}")
+    for name, side in (("sender", sender), ("receiver", receiver)):
+        if not isinstance(side, Shards):
+            raise SpecError(f"{name}: wanted Shards, got {side!r}")
+    check_degrees(sender, receiver)
+    for side in (sender, receiver):
+        rank_groups(spec, side.heads)
+    for name in receiver_has or {}:
+        spec.group(name)
+    return token_count("num_tokens", num_tokens)
 
 
 def _columns(group: Group, num_tokens: int, receiver_has) -> tuple[Span, ...]:

@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +53,8 @@ class Inbox:
         )
         self.lacks: dict[str, dict[int, int]] = {}
         self.received = 0  # bytes of payload that came, also twice
+        self._lock = threading.Lock()
+        self.began: float | None = None  # time.perf_counter() at the first parcel's header
 
     def view_of(self, sender: int, number: int) -> np.ndarray | None:
         """Where a parcel's bytes belong, u8[num_bytes], if that is one run of bytes."""
@@ -73,10 +77,17 @@ class Inbox:
         places = as_slice(
             places_of(self.items[piece.group], piece.items[parcel.start : parcel.stop])
         )
-        blocks = self.blocks[piece.group][places]
-        unpack(piece.lane, data.reshape(parcel.stop - parcel.start, -1), blocks, layers)
-        if not isinstance(places, slice):
-            self.blocks[piece.group][places] = blocks
+        data, blocks = data.reshape(parcel.stop - parcel.start, -1), self.blocks[piece.group]
+        if isinstance(places, slice):
+            unpack(piece.lane, data, blocks[places], layers)
+            return
+        for index, place in enumerate(places):  # views: other threads write to the same blocks
+            unpack(piece.lane, data[index : index + 1], blocks[place : place + 1], layers)
+
+    def count(self, num_bytes: int) -> None:
+        """Adds to `received`, from any thread."""
+        with self._lock:
+            self.received += num_bytes
 
 
 async def fetch(
@@ -111,21 +122,7 @@ async def fetch(
     if streams < 1 or retries < 0:
         raise SpecError(f"streams, retries: wanted at least 1 and 0, got {streams}, {retries}")
     call = _Call(inbox, request, has or {}, token, streams, timeout, retries)
-    try:
-        async with asyncio.TaskGroup() as group:
-            for sender in inbox.arrivals.outlines:
-                for stream in range(streams):
-                    group.create_task(call.stream(sender, peers[sender], stream))
-    except ExceptionGroup as failed:
-        found = [error for error in failed.exceptions if isinstance(error, TransferError)]
-        if not found:
-            raise
-        await call.tell(peers, "cancelled")
-        raise found[0] from None
-    except asyncio.CancelledError:
-        await call.tell(peers, "cancelled")
-        raise
-    await call.tell(peers, "delivered")
+    await call.run(peers)
     return inbox
 
 
@@ -141,13 +138,31 @@ class _Call:
     timeout: float
     retries: int
 
+    async def run(self, peers: Mapping[int, tuple[str, int]]) -> None:
+        """All streams to their end, of which every sender is told."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for sender in self.inbox.arrivals.outlines:
+                    for stream in range(self.streams):
+                        group.create_task(self.stream(sender, peers[sender], stream))
+        except ExceptionGroup as failed:
+            found = [error for error in failed.exceptions if isinstance(error, TransferError)]
+            if not found:
+                raise
+            await self.tell(peers, "cancelled")
+            raise found[0] from None
+        except asyncio.CancelledError:
+            await self.tell(peers, "cancelled")
+            raise
+        await self.tell(peers, "delivered")
+
     async def stream(self, sender: int, peer: tuple[str, int], stream: int) -> None:
         """Fetches every `streams`-th parcel of a sender, in as many connections as it takes."""
         here = self.inbox.arrivals.here(sender)
         for attempt in range(self.retries + 1):
             try:
                 async with asyncio.timeout(self.timeout):
-                    sock = await wire.connect(*peer)
+                    sock = await wire.connect(*peer, self.timeout)
                 with sock:
                     await self._receive(sock, sender, stream)
                 problem: Exception = ConnectionError("parcels are missing at the end")
@@ -173,7 +188,7 @@ class _Call:
         for _ in range(self.retries + 1):
             with contextlib.suppress(OSError, TimeoutError, wire.ProtocolError):
                 async with asyncio.timeout(min(self.timeout, 1.0)):
-                    with await wire.connect(*peer) as sock:
+                    with await wire.connect(*peer, self.timeout) as sock:
                         await wire.send_message(sock, wire.HELLO, 0, hello)
                         await wire.receive_header(sock)
                         return
@@ -200,38 +215,43 @@ class _Call:
         """All parcels of one connection; returns at the sender's word that this is the end."""
         async with asyncio.timeout(self.timeout):
             await wire.send_message(sock, wire.HELLO, 0, self._hello(sender, stream))
+            frame = await wire.receive_header(sock)
+            answer = await wire.receive_message(sock, frame)
+        if frame.kind == wire.REFUSE:
+            reason = answer.get("reason")
+            raise Refused(f"request {self.request!r}: sender {sender} refuses: {reason}")
         channel = wire.channel_of(self.inbox.plan, self.request, sender, self.inbox.rank)
+        if frame.kind != wire.ACCEPT or frame.channel != channel:
+            raise wire.ProtocolError(f"an answer to another request, {frame.channel:#x}")
+        self.inbox.lacks.update(_lacks(answer))
+        await wire.in_thread(sock, self._parcels, sender, stream, channel)
+
+    def _parcels(self, sock: socket.socket, sender: int, stream: int, channel: int) -> None:
+        """Receives parcels up to the end, in a thread of its own."""
         scratch = bytearray()
-        accepted = False
         while True:
-            async with asyncio.timeout(self.timeout):
-                frame = await wire.receive_header(sock)
-                if frame.kind == wire.REFUSE:
-                    reason = (await wire.receive_message(sock, frame)).get("reason")
-                    raise Refused(f"request {self.request!r}: sender {sender} refuses: {reason}")
-                if frame.channel != channel:
-                    raise wire.ProtocolError(f"a message of an unknown request {frame.channel:#x}")
-                if frame.kind == wire.DATA and accepted:
-                    if frame.number % self.streams != stream:
-                        raise wire.ProtocolError(f"parcel {frame.number} in stream {stream}")
-                    scratch = await self._parcel(sock, sender, frame, scratch)
-                    continue
-                message = await wire.receive_message(sock, frame)
-            if frame.kind == wire.END and accepted:
+            frame = wire.read_header(sock)
+            if frame.channel != channel:
+                raise wire.ProtocolError(f"a message of an unknown request {frame.channel:#x}")
+            if frame.kind == wire.DATA:
+                if frame.number % self.streams != stream:
+                    raise wire.ProtocolError(f"parcel {frame.number} in stream {stream}")
+                scratch = self._parcel(sock, sender, frame, scratch)
+                continue
+            wire.read_nothing(sock, frame)
+            if frame.kind == wire.END:
                 return
-            if frame.kind == wire.ACCEPT:
-                self.inbox.lacks.update(_lacks(message))
-                accepted = True
-            elif frame.kind != wire.PING:
+            if frame.kind != wire.PING:
                 raise wire.ProtocolError(f"a message of kind {frame.kind} out of turn")
 
-    async def _parcel(self, sock, sender: int, frame: wire.Frame, scratch: bytearray) -> bytearray:
+    def _parcel(self, sock, sender: int, frame: wire.Frame, scratch: bytearray) -> bytearray:
         """Receives one parcel, which counts only if its key and checksum are right."""
         inbox, number = self.inbox, frame.number
+        inbox.began = inbox.began or time.perf_counter()
         listed = inbox.arrivals.outlines[sender]
         if number >= len(listed.parcels) or frame.num_bytes != listed.parcels[number].num_bytes:
             raise wire.ProtocolError(f"no parcel {number} of {frame.num_bytes} bytes is expected")
-        key = await wire.receive_key(sock, frame)
+        key = wire.read_key(sock, frame)
         wanted = str(parcel_key(inbox.plan, listed, number, self.request, sender, inbox.rank))
         if key != wanted.encode():
             raise wire.ProtocolError(f"parcel {number}: wanted the key {wanted}, got {key!r:.80}")
@@ -241,10 +261,9 @@ class _Call:
         if target is None and len(scratch) < frame.num_bytes:
             scratch = bytearray(frame.num_bytes)
         data = np.frombuffer(scratch, np.uint8)[: frame.num_bytes] if target is None else target
-        await wire.receive_into(sock, data)
-        wire.check(frame, key, data)
-        inbox.received += frame.num_bytes
-        if not again and not inbox.arrivals.here(sender)[number]:
+        wire.read_payload(sock, frame, key, data)
+        inbox.count(frame.num_bytes)
+        if not again:
             if target is None:
                 inbox.put(sender, number, data)
             inbox.arrivals.add(sender, number)

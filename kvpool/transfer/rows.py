@@ -35,14 +35,23 @@ def offer_of(
       SpecError: for a row without tokens, or shards that deal blocks to several ranks, whose tables
         are not a state's.
     """
-    if shards.context > 1:
+    offer = Offer(request, spec, int(state.seq_lens[row]), shards, rank)
+    fill(offer, state, blocks, row)
+    return offer
+
+
+def fill(offer: Offer, state: State, blocks: Storage, row: int) -> None:
+    """Puts all that a rank has of a row into an offer; arguments and errors as `offer_of`."""
+    if offer.shards.context > 1:
         raise SpecError("shards: a state's table has all columns; use Offer.put for dealt blocks")
-    num_tokens = int(state.seq_lens[row])
-    offer = Offer(request, spec, num_tokens, shards, rank, lacks=_lacks(state, row))
-    for group, items in zip(spec.groups, offer.items, strict=True):
+    if int(state.seq_lens[row]) != offer.num_tokens:
+        raise SpecError(
+            f"row {row}: {int(state.seq_lens[row])} tokens, the offer has {offer.num_tokens}"
+        )
+    offer.lacks = _lacks(state, row)
+    for group, items in zip(offer.spec.groups, offer.items, strict=True):
         ids = np.asarray(table_of(state, group.name))[row, 0 if group.is_state else items]
         offer.put(group.name, storage.export_blocks(blocks, group.name, np.atleast_1d(ids)))
-    return offer
 
 
 def holds(spec: CacheSpec, length: int) -> dict[str, np.ndarray]:

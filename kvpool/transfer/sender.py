@@ -7,8 +7,10 @@ cancels, or when nobody has asked for a while; a stream that ends early ends not
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import ipaddress
+import itertools
 import socket
 import time
 
@@ -77,26 +79,29 @@ class Sender:
           Whether everyone has all of it; False when a receiver cancelled or none came.
         """
         patience = self.timeout if patience is None else patience
-        while not offer.outcome:
+        while True:
+            news = offer.news
+            if offer.outcome:
+                break
             left = offer.active + patience - time.monotonic()
             if left <= 0:
                 offer.outcome = "withdrawn"
                 break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(offer.wait_for_news(), left)
-        await self.withdraw(offer)
+                await asyncio.wait_for(news.wait(), left)
+        self.withdraw(offer)
         return offer.outcome == "delivered"
 
-    async def withdraw(self, offer: Offer) -> None:
+    def withdraw(self, offer: Offer) -> None:
         """Ends an offer; streams that are on their way are cut."""
         offer.outcome = offer.outcome or "withdrawn"
         self.offers.pop(offer.request, None)
-        await offer.notify()
+        offer.notify()
 
     async def close(self) -> None:
         """Ends every offer and stream, and listens no more."""
         for offer in list(self.offers.values()):
-            await self.withdraw(offer)
+            self.withdraw(offer)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -112,7 +117,7 @@ class Sender:
         loop = asyncio.get_running_loop()
         while True:
             sock, _ = await loop.sock_accept(listener)
-            self._start(self._serve(wire.prepared(sock)))
+            self._start(self._serve(wire.prepared(sock, self.timeout)))
 
     async def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(ConnectionError, TimeoutError, OSError):
@@ -160,32 +165,47 @@ class Sender:
             stream.outcome and {r for s, r in agreed.pairs if s == offer.rank} <= offer.served
         ):
             offer.outcome = offer.outcome or stream.outcome
-        await offer.notify()
+        offer.notify()
         lacks = {name: sorted(of_group.items()) for name, of_group in offer.lacks.items()}
         await wire.send_message(sock, wire.ACCEPT, channel, {"lacks": lacks})
         if not stream.outcome:
             await self._send(sock, offer, agreed, stream, channel)
 
     async def _send(self, sock, offer, agreed, stream: "_Stream", channel: int) -> None:
-        for number in stream.numbers:
-            parcel = stream.outline.parcels[number]
-            while not offer.has(stream.outline, parcel):
-                if offer.outcome:
-                    raise ConnectionError("the offer has ended")
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(offer.wait_for_news(), self.timeout / 4)
-                    continue
-                await wire.send(sock, wire.PING, channel)
+        left = stream.numbers
+        while left:
+            news = offer.news
+            ready = list(itertools.takewhile(functools.partial(stream.is_ready, offer), left))
+            if ready:
+                sent = await wire.in_thread(
+                    sock, _send_parcels, offer, agreed, stream, channel, ready
+                )
+                self.sent += sent
+                left = left[len(ready) :]
+                continue
             if offer.outcome:
                 raise ConnectionError("the offer has ended")
-            key = parcel_key(agreed, stream.outline, number, offer.request, offer.rank,
-                             stream.receiver)  # fmt: skip
-            data = offer.packed(stream.outline, parcel)
-            async with asyncio.timeout(self.timeout):
-                await wire.send(sock, wire.DATA, channel, data, str(key).encode(), number)
-            self.sent += parcel.num_bytes
-            offer.active = time.monotonic()
+            try:
+                await asyncio.wait_for(news.wait(), self.timeout / 4)
+            except TimeoutError:
+                await wire.send(sock, wire.PING, channel)
+                offer.active = time.monotonic()
         await wire.send(sock, wire.END, channel)
+
+
+def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int, numbers) -> int:
+    """Sends parcels from a thread of its own; gives their bytes."""
+    sent = 0
+    for number in numbers:
+        if offer.outcome:
+            raise ConnectionError("the offer has ended")
+        listed, parcel = stream.outline, stream.outline.parcels[number]
+        key = parcel_key(agreed, listed, number, offer.request, offer.rank, stream.receiver)
+        data = offer.packed(listed, parcel)
+        wire.send_data(sock, channel, str(key).encode(), number, data)
+        sent += parcel.num_bytes
+        offer.active = time.monotonic()
+    return sent
 
 
 class _Stream:
@@ -194,6 +214,10 @@ class _Stream:
     def __init__(self, receiver: int, listed: Outline, numbers: list[int], outcome: str | None):
         self.receiver, self.outline, self.numbers = receiver, listed, numbers
         self.outcome = outcome
+
+    def is_ready(self, offer: Offer, number: int) -> bool:
+        """Whether an offer has all bytes of a parcel."""
+        return offer.has(self.outline, self.outline.parcels[number])
 
     @classmethod
     def of(cls, hello: dict, agreed: TransferPlan, offer: Offer) -> "_Stream":

@@ -141,7 +141,9 @@ def lanes(spec: CacheSpec, sender: int, receiver: int) -> tuple[dict[tuple[int, 
     for group, source, target in pairs:
         of_group = {}
         for receiving in range(receiver):
-            for sending in range(sender):
+            # Whoever sends has a part of the same stretch when the heads are laid out in a line.
+            first = receiving * sender // receiver
+            for sending in range(first, max(first, ((receiving + 1) * sender - 1) // receiver) + 1):
                 cuts = _cuts(group, (source, sender, sending), (target, receiver, receiving))
                 if cuts:
                     strides = source.buffer_offsets[-1], target.buffer_offsets[-1]

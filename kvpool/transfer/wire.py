@@ -1,14 +1,18 @@
 """Wire: frames over TCP, each with a checksum; control messages are JSON, blocks are plain bytes.
 
-A frame is a header, the key of what it carries (data only) and its payload. The checksum covers all
-of it. Whatever a peer sends, nothing is unpickled, and no length is believed beyond what is due.
+A frame is a header, the key of what it carries (data only), its payload and a checksum of all that.
+The checksum comes last, so that large payloads are summed piece by piece on their way, while they
+are in the cache of a processor. Whatever a peer sends, nothing is unpickled, and no length is
+believed beyond what is due.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +25,7 @@ MAGIC = b"kvpl"
 MAX_CONTROL = 16 << 20  # bytes of a control message
 _HEADER = struct.Struct("!4sBBHIQQ")  # magic, kind, version, key bytes, number, bytes, channel
 _SUM = struct.Struct("!Q")
-_BUFFER = 4 << 20  # bytes that a socket may hold
+_PIECE = 1 << 19  # bytes of a payload that are summed and moved at once
 
 
 class ProtocolError(ConnectionError):
@@ -36,7 +40,6 @@ class Frame(NamedTuple):
     number: int  # of a parcel
     num_bytes: int  # of the payload
     channel: int
-    checksum: int
     head: bytes  # the header as the checksum covers it
 
 
@@ -46,12 +49,12 @@ def channel_of(plan: TransferPlan, request: int | str, sender: int, receiver: in
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-async def connect(host: str, port: int) -> socket.socket:
-    """A connected socket, or OSError."""
+async def connect(host: str, port: int, timeout: float) -> socket.socket:
+    """A connected socket, as `prepared`; or OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[0]
-    sock = prepared(socket.socket(family, kind, protocol))
+    sock = prepared(socket.socket(family, kind, protocol), timeout)
     try:
         await loop.sock_connect(sock, address)
     except BaseException:
@@ -60,28 +63,57 @@ async def connect(host: str, port: int) -> socket.socket:
     return sock
 
 
-def prepared(sock: socket.socket) -> socket.socket:
-    """The socket with large buffers, not waiting to fill a packet."""
+def prepared(sock: socket.socket, timeout: float) -> socket.socket:
+    """The socket for an event loop; where a thread blocks on it, for at most `timeout` seconds."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+    limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
     return sock
 
 
-async def send(
-    sock: socket.socket, kind: int, channel: int, payload=b"", key: bytes = b"", number: int = 0
-) -> None:
-    """Sends one frame; the payload is anything with bytes, and is not copied."""
-    payload = memoryview(payload).cast("B")
-    head = _HEADER.pack(MAGIC, kind, 1, len(key), number, len(payload), channel)
-    start = head + _SUM.pack(_checksum(head, key, payload)) + key
-    loop = asyncio.get_running_loop()
-    if len(payload) < 1 << 16:
-        await loop.sock_sendall(sock, start + payload)
-        return
-    await loop.sock_sendall(sock, start)
-    await loop.sock_sendall(sock, payload)
+async def send(sock: socket.socket, kind: int, channel: int, payload: bytes = b"") -> None:
+    """Sends one frame without a key."""
+    await asyncio.get_running_loop().sock_sendall(sock, _frame(kind, channel, b"", 0, payload))
+
+
+def _frame(kind: int, channel: int, key: bytes, number: int, payload: bytes) -> bytes:
+    begin = _HEADER.pack(MAGIC, kind, 1, len(key), number, len(payload), channel) + key + payload
+    return begin + _SUM.pack(xxhash.xxh3_64_intdigest(begin))
+
+
+def send_data(sock: socket.socket, channel: int, key: bytes, number: int, payload) -> None:
+    """Sends a parcel from a thread: u8[num_bytes], which is not copied."""
+    payload = memoryview(payload)
+    begin = _HEADER.pack(MAGIC, DATA, 1, len(key), number, len(payload), channel) + key
+    digest = xxhash.xxh3_64(begin)
+    sock.sendall(begin)
+    for start in range(0, len(payload), _PIECE):
+        piece = payload[start : start + _PIECE]
+        digest.update(piece)
+        sock.sendall(piece)
+    sock.sendall(_SUM.pack(digest.intdigest()))
+
+
+async def in_thread(sock: socket.socket, work, *arguments):
+    """work(sock, *arguments), which blocks: an event loop would wake up every few packets.
+
+    Cancelling ends the connection, and waits until the work is over.
+    """
+    sock.setblocking(True)
+    with ThreadPoolExecutor(1, "kvpool-transfer") as thread:
+        done = asyncio.get_running_loop().run_in_executor(thread, work, sock, *arguments)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait((done,))
+            done.exception()  # is no surprise
+            raise
+        finally:
+            sock.setblocking(False)
 
 
 async def send_message(sock: socket.socket, kind: int, channel: int, message: dict) -> None:
@@ -89,69 +121,104 @@ async def send_message(sock: socket.socket, kind: int, channel: int, message: di
     await send(sock, kind, channel, json.dumps(message).encode())
 
 
-def _checksum(head: bytes, key: bytes, payload) -> int:
-    digest = xxhash.xxh3_64(head)
-    digest.update(key)
-    digest.update(payload)
-    return digest.intdigest()
-
-
 async def receive_header(sock: socket.socket) -> Frame:
-    """The next frame's header; its key and payload are still to be read.
+    """The next frame's header; its payload is still to be read.  Raises as `read_header`."""
+    start = bytearray(_HEADER.size)
+    await _receive(sock, start)
+    return _parsed(start)
+
+
+def read_header(sock: socket.socket) -> Frame:
+    """`receive_header` in a thread.
 
     Raises:
       ProtocolError: for what is no header.
-      ConnectionError: at the end of the connection.
+      OSError: at the end of the connection, or when nothing comes for too long.
     """
-    start = bytearray(_HEADER.size + _SUM.size)
-    await receive_into(sock, start)
-    head = bytes(start[: _HEADER.size])
-    magic, kind, version, key_bytes, number, size, channel = _HEADER.unpack(head)
+    start = bytearray(_HEADER.size)
+    read_all(sock, start)
+    return _parsed(start)
+
+
+def _parsed(start: bytearray) -> Frame:
+    magic, kind, version, key_bytes, number, size, channel = _HEADER.unpack(start)
     if magic != MAGIC or version != 1 or not HELLO <= kind <= PING:
-        raise ProtocolError(f"no frame begins with {head[:6]!r}")
-    (checksum,) = _SUM.unpack(start[_HEADER.size :])
-    return Frame(kind, key_bytes, number, size, channel, checksum, head)
+        raise ProtocolError(f"no frame begins with {bytes(start[:6])!r}")
+    return Frame(kind, key_bytes, number, size, channel, bytes(start))
 
 
-async def receive_into(sock: socket.socket, buffer) -> None:
-    """Fills a buffer; ConnectionError when the connection ends before."""
-    loop, view = asyncio.get_running_loop(), memoryview(buffer).cast("B")
-    while view:
-        count = await loop.sock_recv_into(sock, view)
+async def _receive(sock: socket.socket, buffer: bytearray) -> None:
+    loop, left = asyncio.get_running_loop(), memoryview(buffer)
+    while left:
+        count = await loop.sock_recv_into(sock, left)
         if not count:
             raise ConnectionError("the peer closed the connection")
-        view = view[count:]
+        left = left[count:]
 
 
-async def receive_key(sock: socket.socket, frame: Frame) -> bytes:
+def read_all(sock: socket.socket, buffer) -> None:
+    """Fills a buffer; OSError when the connection ends, or nothing comes for too long."""
+    left = memoryview(buffer)
+    while left:
+        count = sock.recv_into(left, len(left), socket.MSG_WAITALL)
+        if not count:
+            raise ConnectionError("the peer closed the connection")
+        left = left[count:]
+
+
+def read_key(sock: socket.socket, frame: Frame) -> bytes:
     """The key of a data frame."""
     key = bytearray(frame.key_bytes)
-    await receive_into(sock, key)
+    read_all(sock, key)
     return bytes(key)
 
 
-def check(frame: Frame, key: bytes, payload) -> None:
-    """ProtocolError unless the checksum is that of what came."""
-    if _checksum(frame.head, key, payload) != frame.checksum:
+def read_payload(sock: socket.socket, frame: Frame, key: bytes, buffer) -> None:
+    """Fills a buffer with the payload of a frame.
+
+    Raises:
+      ProtocolError: for a wrong checksum; then the buffer has anything.
+      OSError: as `read_header`.
+    """
+    payload, checksum = memoryview(buffer), bytearray(_SUM.size)
+    digest = xxhash.xxh3_64(frame.head + key)
+    for start in range(0, len(payload), _PIECE):
+        piece = payload[start : start + _PIECE]
+        read_all(sock, piece)
+        digest.update(piece)
+    read_all(sock, checksum)
+    if _SUM.pack(digest.intdigest()) != checksum:
         raise ProtocolError(f"frame {frame.number} of kind {frame.kind}: wrong checksum")
 
 
 async def receive_message(sock: socket.socket, frame: Frame) -> dict[str, Any]:
     """The control message whose header was read; ProtocolError for anything else."""
-    if frame.kind == DATA or frame.key_bytes or frame.num_bytes > MAX_CONTROL:
-        raise ProtocolError(f"wanted a message, got {frame.num_bytes} bytes of kind {frame.kind}")
-    payload = bytearray(frame.num_bytes)
-    await receive_into(sock, payload)
-    check(frame, b"", payload)
-    if not payload:
-        return {}
+    _check_message(frame)
+    data = bytearray(frame.num_bytes + _SUM.size)
+    await _receive(sock, data)
+    payload = data[: frame.num_bytes]
+    if _SUM.pack(xxhash.xxh3_64_intdigest(frame.head + payload)) != data[frame.num_bytes :]:
+        raise ProtocolError(f"a message of kind {frame.kind}: wrong checksum")
     try:
-        message = json.loads(payload)
+        message = json.loads(payload or b"{}")
     except ValueError as error:
         raise ProtocolError("a message is no JSON") from error
     if not isinstance(message, dict):
         raise ProtocolError("a message is no JSON object")
     return message
+
+
+def read_nothing(sock: socket.socket, frame: Frame) -> None:
+    """The rest of a message without content; ProtocolError for another."""
+    _check_message(frame)
+    if frame.num_bytes:
+        raise ProtocolError(f"a message of kind {frame.kind} out of turn")
+    read_payload(sock, frame, b"", bytearray())
+
+
+def _check_message(frame: Frame) -> None:
+    if frame.kind == DATA or frame.key_bytes or frame.num_bytes > MAX_CONTROL:
+        raise ProtocolError(f"wanted a message, got {frame.num_bytes} bytes of kind {frame.kind}")
 
 
 def bits_to_text(bits) -> str:

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import kvpool as kv
-from kvpool.transfer import Shards, rows
-from kvpool.transfer.receiver import Inbox, TransferError, fetch
+from kvpool.transfer import Inbox, Sender, Shards, TransferError, fetch, rows
 
+HOST = "127.0.0.1"
 LAYERS = [
     kv.FullAttention(4, 4),
     kv.SlidingWindow(8, 4, 4),
@@ -115,3 +115,18 @@ async def receive(machine, row, tokens, sender_degree, request, peers, *, inbox=
     for rank, (state, storage) in enumerate(machine.ranks):
         machine.ranks[rank] = rows.finish(state, storage, row, inboxes[rank])
     return True
+
+
+async def serve(machine, row, request, **options):
+    """(senders, peers) that serve a row of every rank of a machine."""
+    senders, peers = [], {}
+    for rank, offer in enumerate(machine.offers(row, request)):
+        senders.append(Sender(**options))
+        peers[rank] = (HOST, await senders[-1].listen())
+        senders[-1].offer(offer)
+    return senders, peers
+
+
+async def close(senders):
+    for sender in senders:
+        await sender.close()

@@ -42,7 +42,5 @@ def test_a_backend_without_one_is_refused_by_name(monkeypatch):
         raise RuntimeError("not implemented")
 
     monkeypatch.setattr("jax.experimental.transfer.start_transfer_server", none)
-    with pytest.raises(
-        NotImplementedError, match=r"no transfer server for cpu in jax .*: not impl"
-    ):
+    with pytest.raises(NotImplementedError, match=r"no transfer server for cpu in jax"):
         device.start_server()

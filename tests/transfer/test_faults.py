@@ -47,7 +47,7 @@ async def one_fault(seed, source, target, senders, ports):
             outcome = "recomputed"
     for sender, offer in zip(senders, offers, strict=True):
         if outcome == "recomputed":
-            await sender.withdraw(offer)
+            sender.withdraw(offer)
         await sender.delivered(offer, 0.05)
     check_bytes(inbox, offers)
     return outcome, sum(proxy.harmed for proxy in proxies)

@@ -1,0 +1,150 @@
+"""What is refused between two machines, and how a transfer that ends early ends."""
+
+import asyncio
+import re
+import socket
+
+import numpy as np
+import pytest
+from machines import HOST, SPEC, Machine, close, serve
+
+import kvpool as kv
+from kvpool.transfer import Inbox, Offer, Refused, Sender, TransferError, fetch, wire
+
+
+def test_refusals_name_what_is_wrong():
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r", token="secret")
+        other = kv.CacheSpec.from_layers(
+            [*SPEC.layers[:1], kv.SlidingWindow(9, 4, 4), *SPEC.layers[2:]], block_size=4
+        )
+        cases = [
+            ("r", SPEC, 21, None, "token: wrong or missing"),
+            ("r", SPEC, 21, "secre", "token: wrong or missing"),
+            ("q", SPEC, 21, "secret", "no request 'q' is offered"),
+            (1, SPEC, 21, "secret", "no request 1 is offered"),
+            ("r", SPEC, 22, "secret", "plans differ: 21 tokens here, 22 there"),
+            ("r", other, 21, "secret", "group window8: window 8;"),
+        ]
+        for request, spec, tokens, token, message in cases:
+            inbox = Inbox(kv.transfer.plan(spec, tokens), 0)
+            with pytest.raises(Refused, match=re.escape(message)):
+                await fetch(inbox, request, peers, token=token)
+            assert inbox.received == 0
+        assert senders[0].sent == 0
+        with pytest.raises(kv.SpecError, match="request 'r' is offered already"):
+            senders[0].offer(Offer("r", SPEC, 3))
+        with pytest.raises(kv.SpecError, match=r"peers: wanted senders \[0\] too"):
+            await fetch(Inbox(kv.transfer.plan(SPEC, 21), 0), "r", {})
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_a_port_in_use_and_an_open_address_without_token_are_refused():
+    async def run():
+        first, second = Sender(), Sender()
+        port = await first.listen()
+        with pytest.raises(kv.SpecError, match=f"port: cannot listen on 127.0.0.1:{port}: Address"):
+            await second.listen(port=port)
+        for host in ("0.0.0.0", "::", "192.0.2.1"):
+            with pytest.raises(kv.SpecError, match="can be reached from other machines"):
+                await second.listen(host)
+        third = Sender(token="t")
+        await third.listen("0.0.0.0")
+        await close([first, second, third])
+
+    asyncio.run(run())
+
+
+def test_bytes_of_no_protocol_end_their_connection_and_nothing_else():
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r", timeout=0.3)
+        for junk in (b"GET / HTTP/1.1\r\n\r\n" * 4, b"\x80\x04cos\nsystem\n" + bytes(64), b"kvpl"):
+            with socket.create_connection(peers[0]) as sock:
+                sock.sendall(junk)
+                await asyncio.sleep(0.02)
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        await fetch(inbox, "r", peers)
+        assert inbox.arrivals.ready
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_fetch_ends_the_offer():
+    async def run():
+        sender = Sender(timeout=5.0)
+        peers = {0: (HOST, await sender.listen())}
+        offer = sender.offer(Offer("r", SPEC, 21))  # nothing is ever put
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not await sender.delivered(offer)
+        assert offer.outcome == "cancelled"
+        assert not sender.offers
+        await sender.close()
+        assert not sender._tasks
+
+    asyncio.run(run())
+
+
+def test_a_sender_that_withdraws_or_dies_ends_the_fetch():
+    async def run(close_all):
+        sender = Sender(timeout=5.0)
+        peers = {0: (HOST, await sender.listen())}
+        offer = sender.offer(Offer("r", SPEC, 21))
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, retries=1))
+        await asyncio.sleep(0.05)
+        sender.withdraw(offer)
+        if close_all:
+            await sender.close()
+        with pytest.raises(TransferError):
+            await task
+        await sender.close()
+
+    for close_all in (False, True):
+        asyncio.run(run(close_all))
+
+
+@pytest.mark.parametrize("text", [None, 3, "x:00", "3:zz", "9:00", "-1:00"])
+def test_masks_that_are_none(text):
+    with pytest.raises(wire.ProtocolError, match="wanted bits as text"):
+        wire.bits_from_text(text)
+
+
+def test_large_parcels_and_their_cancelling():
+    """Payloads that threads move all come, and a fetch in the middle of one can be ended."""
+    spec = kv.CacheSpec.from_layers([kv.FullAttention(8, 128)] * 4, block_size=16)
+
+    async def run():
+        sender = Sender(timeout=5.0)
+        peers = {0: (HOST, await sender.listen())}
+        plan = kv.transfer.plan(spec, 2048)
+        for request, seconds in (("whole", None), ("cut", 0.004)):
+            offer = Offer(request, spec, 2048)
+            random = np.random.default_rng(0)
+            offer.put("full", random.integers(0, 256, offer.blocks[0].shape, np.uint8))
+            sender.offer(offer)
+            inbox = Inbox(plan, 0)
+            task = asyncio.ensure_future(fetch(inbox, request, peers, streams=3))
+            if seconds is not None:
+                await asyncio.sleep(seconds)
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            came = await sender.delivered(offer)
+            assert came == (not task.cancelled())
+            if came:
+                assert inbox.blocks[0].tobytes() == offer.blocks[0].tobytes()
+        await sender.close()
+        assert not sender._tasks
+
+    asyncio.run(run())
