@@ -115,7 +115,7 @@ def pack(lane: Lane, blocks: np.ndarray, layers: range | None = None) -> np.ndar
     """
     _check(blocks, lane.layers * lane.source_layer)
     layers = range(lane.layers) if layers is None else layers
-    if lane.whole:
+    if lane.sent_as_it_lies:
         return blocks[:, layers.start * lane.layer_bytes : layers.stop * lane.layer_bytes]
     data = np.empty((len(blocks), len(layers) * lane.layer_bytes), np.uint8)
     for cut in lane.cuts:
@@ -130,7 +130,7 @@ def unpack(lane: Lane, data: np.ndarray, blocks: np.ndarray, layers: range | Non
     layers = range(lane.layers) if layers is None else layers
     _check(blocks, lane.layers * lane.target_layer)
     _check(data, len(layers) * lane.layer_bytes)
-    if lane.whole:
+    if lane.kept_as_it_comes:
         blocks[:, layers.start * lane.layer_bytes : layers.stop * lane.layer_bytes] = data
         return
     for cut in lane.cuts:

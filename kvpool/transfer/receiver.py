@@ -61,7 +61,7 @@ class Inbox:
         listed = self.arrivals.outlines[sender]
         parcel = listed.parcels[number]
         piece = listed.pieces[parcel.piece]
-        if not piece.lane.whole or parcel.last - parcel.first < piece.lane.layers:
+        if not piece.lane.kept_as_it_comes or parcel.last - parcel.first < piece.lane.layers:
             return None
         places = places_of(self.items[piece.group], piece.items[parcel.start : parcel.stop])
         if places[-1] - places[0] + 1 != len(places):

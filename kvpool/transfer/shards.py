@@ -91,10 +91,26 @@ class Lane:
         """Bytes sent of a block with all its layers."""
         return self.layers * self.layer_bytes
 
+    @functools.cached_property
+    def sent_as_it_lies(self) -> bool:
+        """Whether all of a sender's block goes, in the order in which it lies there."""
+        return self.layer_bytes == self.source_layer and all(
+            cut.source == cut.wire and (cut.repeats == 1 or cut.source_stride == cut.run)
+            for cut in self.cuts
+        )
+
+    @functools.cached_property
+    def kept_as_it_comes(self) -> bool:
+        """Whether what comes is all of a receiver's block, in the order in which it lies there."""
+        return self.layer_bytes == self.target_layer and all(
+            cut.target == cut.wire and (cut.repeats == 1 or cut.target_stride == cut.run)
+            for cut in self.cuts
+        )
+
     @property
     def whole(self) -> bool:
         """Whether both sides have the same bytes in the same order, so that a block is one run."""
-        return self.layer_bytes == self.source_layer == self.target_layer and len(self.cuts) == 1
+        return self.sent_as_it_lies and self.kept_as_it_comes
 
     @property
     def runs(self) -> int:

@@ -74,3 +74,15 @@ def test_the_geometry_of_models(name):
                                     block_sizes=dict(spec.block_sizes))  # fmt: skip
     for degrees in ((4, 2), (1, 8)):
         simulate(kv.transfer.plan(spec, 300, *map(Shards, degrees)))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_draft_layers_are_planned_by_the_same_code(packed):
+    main = kv.CacheSpec.from_layers([KINDS["heads"], KINDS["heads"]], block_size=4)
+    draft = kv.CacheSpec.from_layers([KINDS["heads"]], block_size=4)
+    spec = kv.with_draft(main, draft, packed=packed)
+    plan = kv.transfer.plan(spec, 9, Shards(4), Shards(2))
+    simulate(plan)
+    assert plan.num_items == (3 if packed else 6)
+    layers = {key.layer for key in plan.keys("r", 0, 0)}
+    assert layers == {0, 1, 2}
