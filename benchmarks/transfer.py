@@ -20,9 +20,9 @@ import numpy as np
 from tqdm import tqdm
 
 import kvpool as kv
-from kvpool.transfer import Inbox, Offer, Sender, Shards, fetch
+from kvpool.transfer import Inbox, Offer, Sender, Shards, fetch, shards
 from kvpool.transfer.parcels import outline
-from kvpool.transfer.shards import lanes, rank_groups
+from kvpool.transfer.shards import rank_groups
 from reporting import Report
 
 MODELS = (
@@ -55,7 +55,8 @@ def planned(models, tokens, degrees) -> list[dict]:
         spec, seconds = kv.preset(model), []
         try:
             for _ in range(3):
-                lanes.cache_clear()
+                for remembered in (shards._lanes, shards._rank_groups):
+                    remembered.cache_clear()
                 begin = time.perf_counter()
                 plan = kv.transfer.plan(spec, length, Shards(sender), Shards(receiver))
                 sent, _ = plan.bytes_sent, plan.digest

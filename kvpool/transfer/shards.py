@@ -128,13 +128,22 @@ def check_degrees(sender: Shards, receiver: Shards) -> None:
         )
 
 
-@functools.lru_cache(maxsize=256)
+def _segments(spec: CacheSpec) -> tuple[tuple[int, ...], ...]:
+    """Those of all buffers: what a cache by spec has to tell apart, and its equality leaves out."""
+    return tuple(buffer.segments for group in spec.groups for buffer in group.region.buffers)
+
+
 def rank_groups(spec: CacheSpec, heads: int) -> tuple[Group, ...]:
     """The groups of a rank in a spec's order.
 
     Raises:
       SpecError: where a region cannot be divided, or groups that differ in heads alone become one.
     """
+    return _rank_groups(_segments(spec), spec, heads)
+
+
+@functools.lru_cache(maxsize=256)
+def _rank_groups(segments, spec: CacheSpec, heads: int) -> tuple[Group, ...]:
     groups = tuple(
         dataclasses.replace(group, region=of_rank(group.region, heads)) if heads > 1 else group
         for group in spec.groups
@@ -149,9 +158,13 @@ def rank_groups(spec: CacheSpec, heads: int) -> tuple[Group, ...]:
     return groups
 
 
-@functools.lru_cache(maxsize=256)
 def lanes(spec: CacheSpec, sender: int, receiver: int) -> tuple[dict[tuple[int, int], Lane], ...]:
     """For each group {(sender's head shard, receiver's): Lane}, of pairs with something to send."""
+    return _lanes(_segments(spec), spec, sender, receiver)
+
+
+@functools.lru_cache(maxsize=256)
+def _lanes(segments, spec: CacheSpec, sender: int, receiver: int):
     pairs = zip(spec.groups, rank_groups(spec, sender), rank_groups(spec, receiver), strict=True)
     found = []
     for group, source, target in pairs:

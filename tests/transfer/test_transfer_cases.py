@@ -127,6 +127,15 @@ def test_fewer_heads_than_ranks_and_joined_segments():
     assert rows == [0, 1, 4, 5, 8, 9, 10, 11]
 
 
+@pytest.mark.parametrize("parts", [(), (4, 4, 8), (8, 8)])
+def test_specs_that_differ_in_segments_alone_are_cut_each_its_way(parts):
+    spec = kv.CacheSpec.from_layers([kv.RecurrentState({"conv": ((16, 1), "float32", parts)})])
+    plan = kv.transfer.plan(spec, 5, Shards(1), Shards(2))
+    cuts = [cut for piece in plan.pieces(0, 1) for cut in piece.lane.cuts]
+    first = [cut.source // 4 for cut in cuts]
+    assert first == {(): [8], (4, 4, 8): [2, 6, 12], (8, 8): [4, 12]}[parts]
+
+
 def test_blocks_are_dealt_round_robin():
     two = [Shards(1, 2).columns(-(-tokens // 4)) for tokens in (0, 4, 8, 12, 16, 5)]
     assert two == [0, 1, 1, 2, 2, 1]
