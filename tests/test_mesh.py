@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "mesh"
+LATER = {"on_mesh_content"}  # the model's run writes and reads as well
 RUN_LONG = {"on_mesh_model"}  # the programs of the others compile for longer than they run
 MODULES = sorted(path.stem for path in FOLDER.glob("on_mesh_*.py"))
 
@@ -28,7 +29,10 @@ def on_eight_devices(module: str, marked: str) -> None:
     assert done.returncode == 0 or nothing_to_run, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param(m, marks=pytest.mark.slow) if m in LATER else m for m in MODULES],
+)
 def test_on_eight_devices(module):
     on_eight_devices(module, "not slow")
 

@@ -17,11 +17,12 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pairs",
     [
         ["shards", "replicated", "ranks", "per_shard"],
-        pytest.param(["shards", "per_shard", "ranks", "replicated"], marks=pytest.mark.slow),
+        ["shards", "per_shard", "ranks", "replicated"],
     ],
 )
 def test_two_processes_of_four_devices(pairs):

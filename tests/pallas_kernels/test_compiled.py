@@ -222,6 +222,7 @@ def test_more_than_2_to_the_31_elements(per_row):
         assert not re.search(rf"m(ul|ad)\.lo\.[su]32 [^;]*\b{row // 4}\b", result.kernels[0])
 
 
+@pytest.mark.slow
 def test_for_another_card():
     """All of the above for a Blackwell GPU, in a process of its own."""
     if CARD != "h200":

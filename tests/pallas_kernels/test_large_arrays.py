@@ -18,7 +18,11 @@ def donated(operation, **options):
     return jax.jit(functools.partial(operation, **options), donate_argnums=0)
 
 
-@pytest.mark.parametrize("per_row", [None, 12], ids=["a row", "slabs of 12"])
+@pytest.mark.parametrize(
+    "per_row",
+    [None, pytest.param(12, marks=pytest.mark.slow)],
+    ids=["a row", "slabs of 12"],
+)
 def test_an_array_beyond_32_bits(per_row):
     shape = (BLOCKS // per_row, per_row * WIDTH + 16) if per_row else (BLOCKS, WIDTH)
     slab = (per_row, WIDTH) if per_row else None
