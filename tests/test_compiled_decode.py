@@ -79,6 +79,7 @@ def test_decode_steps(parts):
     in_place(compiled(decode_steps, graph, spec, *given, steps=STEPS), spec, arrays[2])
 
 
+@pytest.mark.slow
 def test_a_chunk_of_prompts(parts):
     graph, spec, arrays = parts
     tokens = np.zeros((ROWS, 64), np.int32)
