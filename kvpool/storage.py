@@ -214,15 +214,11 @@ def export_blocks(storage: Storage, group: str, ids) -> jax.Array:
       SpecError: for an unknown group.
       ValueError: for ids of a wrong shape or dtype.
     """
-    index, part = storage.plan.spec.group_index(group), storage.part
-    own = words.words_of(storage.plan, index)
-    ids = int32("ids", ids, (None,))
-    if part is not None:
-        ids = part.own(storage.plan, index, ids)
+    index, own, ids = _own_blocks(storage, group, ids)
     data = pallas_kernels.state_gather(
         _array(storage, index), ids, shape=(own.block,), dtype=own.word, slab=own.slab
     )
-    return data if part is None else part.whole(data)
+    return data if storage.part is None else storage.part.whole(data)
 
 
 def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
@@ -236,27 +232,12 @@ def import_blocks(storage: Storage, group: str, ids, data) -> Storage:
       SpecError: for an unknown group.
       ValueError: for ids or data of a wrong shape or dtype.
     """
-    index = storage.plan.spec.group_index(group)
-    own = words.words_of(storage.plan, index)
-    ids = int32("ids", ids, (None,))
+    index, own, ids = _own_blocks(storage, group, ids)
     data = layers.checked(
         "data", layers.as_words(data, own.word), (*ids.shape, own.block), own.word
     )
-    if storage.part is not None:
-        ids = storage.part.own(storage.plan, index, ids)
     blocks = pallas_kernels.paged_scatter(_array(storage, index), ids, data, slab=own.slab)
     return _with_blocks(storage, index, blocks)
-
-
-def _array(storage: Storage, group: int) -> jax.Array:
-    """The array that a group's blocks lie in."""
-    blocks = storage.blocks[storage.plan.array_of[group]]
-    if blocks.ndim != 2:
-        raise SpecError(
-            f"storage: wanted one device's u[N, W], got {blocks.ndim} axes, those of a mesh; "
-            "call its verbs in a function given to `on_mesh`"
-        )
-    return blocks
 
 
 def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
@@ -271,12 +252,10 @@ def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
       SpecError: for an unknown group.
       ValueError: for ids or data of a wrong shape or dtype.
     """
-    index = storage.plan.spec.group_index(group)
-    own = words.words_of(storage.plan, index)
-    ids = int32("ids", ids, (None,))
+    index, own, ids = _own_blocks(storage, group, ids)
     data = layers.checked("data", data, (*ids.shape, own.layer), own.word)
     blocks = pallas_kernels.state_scatter(
-        storage.blocks[own.array],
+        _array(storage, index),
         ids,
         (data,),
         starts=(0,),
@@ -284,6 +263,26 @@ def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
         slab=own.slab,
     )
     return _with_blocks(storage, index, blocks)
+
+
+def _own_blocks(storage: Storage, group: str, ids):
+    """(index of the group, its words, ids i32[K] as this device counts them)."""
+    index = storage.plan.spec.group_index(group)
+    ids = int32("ids", ids, (None,))
+    if storage.part is not None:
+        ids = storage.part.own(storage.plan, index, ids)
+    return index, words.words_of(storage.plan, index), ids
+
+
+def _array(storage: Storage, group: int) -> jax.Array:
+    """The array that a group's blocks lie in."""
+    blocks = storage.blocks[storage.plan.array_of[group]]
+    if blocks.ndim != 2:
+        raise SpecError(
+            f"storage: wanted one device's u[N, W], got {blocks.ndim} axes, those of a mesh; "
+            "call its verbs in a function given to `on_mesh`"
+        )
+    return blocks
 
 
 def _with_blocks(storage: Storage, group: int, blocks: jax.Array) -> Storage:
