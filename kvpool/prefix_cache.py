@@ -139,8 +139,7 @@ class PrefixCache:
             return state, storage
         raw = raw[: units * self.unit * keys.TOKEN_BYTES]
         state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
-        lacks = not all(node.kept[group.first] for group in self._places.states)
-        if lacks and settled == units * self.unit:
+        if settled % self.unit == 0 and not all(node.kept[g.first] for g in self._places.states):
             state, storage, taken = self._take_snapshot(state, storage, row)
             if not node.parent:  # it led to what made room, and left with that
                 state, node = self._publish_blocks(state, row, raw, salt, settled, ids)
