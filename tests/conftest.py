@@ -31,7 +31,7 @@ def pytest_configure(config):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if "not slow" in config.option.markexpr:
             # Most of the time goes into compiling what runs once. LLVM's part of that is left out;
-            # the slow tests, the examples of the README and the acceptance suite have it.
+            # the slow tests, `make demo` and the acceptance suite have it.
             os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         sys.path.append(str(COMPILER))
 
