@@ -27,9 +27,11 @@ class Buffer:
     The scales of a quantised buffer are a buffer of their own, which says whose they are, and
     whether a block has one entry of them in all, in the place of one for every entry.
 
-    `segments` are the sizes of the parts that are joined along the first axis, such as the queries,
-    keys and values of one convolution; () for one part. They say how the buffer is cut among
-    ranks, and change nothing of what is kept, so they do not count where buffers are compared.
+    `segments` are the parts that are joined along the first axis, such as the queries, keys and
+    values of one convolution; () for one part. Each is (heads, rows of a head) and is cut between
+    heads, or a number of rows, between any of which it may be cut. They say how the buffer is cut
+    among ranks, and change nothing of what is kept, so they do not count where buffers are
+    compared.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Buffer:
     dtype: str
     scale_of: str | None = None
     per_block: bool = False
-    segments: tuple[int, ...] = dataclasses.field(default=(), compare=False)
+    segments: tuple[int | tuple[int, int], ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -118,15 +120,28 @@ def _buffer(name, entry) -> Buffer:
 
 
 def _segments(name, sizes, segments):
+    where = f"buffer {name!r}: segment"
     if not isinstance(segments, Sequence) or isinstance(segments, str):
-        raise SpecError(f"buffer {name!r}: wanted segments as a tuple of sizes, got {segments!r}")
-    parts = tuple(positive(f"buffer {name!r}: segment", part) for part in segments)
-    if parts and sum(parts) != sum(sizes[:1]):
-        raise SpecError(
-            f"buffer {name!r}: segments {parts} are {sum(parts)} in all, wanted the first axis of "
-            f"{sizes}"
-        )
+        raise SpecError(f"{where}s: wanted a tuple of rows or (heads, rows), got {segments!r}")
+    parts = tuple(_segment(where, part) for part in segments)
+    total = sum(heads * rows for heads, rows in map(heads_and_rows, parts))
+    if parts and total != sum(sizes[:1]):
+        raise SpecError(f"{where}s {parts} are {total} in all, wanted the first axis of {sizes}")
     return parts
+
+
+def _segment(where: str, part):
+    if not isinstance(part, Sequence):
+        return positive(where, part)
+    if isinstance(part, str) or len(part) != 2:
+        raise SpecError(f"{where}: wanted rows or (heads, rows of a head), got {part!r}")
+    heads, rows = part
+    return positive(f"{where}: heads", heads), positive(f"{where}: rows", rows)
+
+
+def heads_and_rows(segment: int | tuple[int, int]) -> tuple[int, int]:
+    """(heads, rows of a head) of a segment; rows that may be cut anywhere are heads of one row."""
+    return segment if isinstance(segment, tuple) else (segment, 1)
 
 
 def dtype_name(where: str, dtype) -> str:

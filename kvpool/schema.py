@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from kvpool.buffers import Buffer
 from kvpool.regions import Region, SharedWith
 from kvpool.status import SpecError
 
@@ -72,7 +73,7 @@ def layer_to_json(layer, segments: bool = True):
             # A list, since the order of the buffers is their order in memory.
             "buffers": [
                 {"name": b.name, "shape": list(b.shape), "dtype": b.dtype}
-                | ({"segments": list(b.segments)} if b.segments and segments else {})
+                | ({"segments": _segments_to_json(b)} if b.segments and segments else {})
                 for b in layer.payload
             ],
             "tokens_per_entry": layer.tokens_per_entry,
@@ -86,6 +87,10 @@ def layer_to_json(layer, segments: bool = True):
             "tags": [{"tag": tag, "region": layer_to_json(r, segments)} for tag, r in layer.items()]
         }
     return None
+
+
+def _segments_to_json(buffer: Buffer) -> list:
+    return [list(part) if isinstance(part, tuple) else part for part in buffer.segments]
 
 
 def layer_from_json(number: int, data):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvpool import pooling as poolings
 from kvpool import regions
-from kvpool.buffers import Buffer, dtype_name
+from kvpool.buffers import Buffer, dtype_name, heads_and_rows
 from kvpool.regions import Region, positive
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
@@ -17,8 +17,9 @@ def per_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
     Keys and values, with their scales (buffers named `k`, `v`, `k_...`, `v_...`) are divided by
     heads, their first axis; where there are fewer heads than ranks every rank has one, and several
     have the same. Recurrent states are divided by their first axis too, heads or channels, each of
-    the `segments` that are joined there for itself. All else, such as a latent or a compressed
-    entry, has no heads, and every rank keeps all of it.
+    the `segments` that are joined there for itself: segments with heads of their own, such as the
+    groups of Mamba-2's B and C, as keys are. All else, such as a latent or a compressed entry, has
+    no heads, and every rank keeps all of it.
 
     Raises:
       SpecError: for a number of heads or channels that the ranks cannot divide, naming both.
@@ -30,12 +31,14 @@ def per_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
 
 def of_rank(region: Region, ranks: int) -> Region:
     """What one of `ranks` ranks keeps of a region; SpecError as `per_rank`."""
-    buffers, is_state = [], region.kind == regions.STATE
+    buffers = []
     for b in region.payload:
         if is_divided(region, b):
-            parts = tuple(_part(b.name, n, ranks, is_state) for n in b.segments or b.shape[:1])
+            whole = b.segments or ((b.shape[0], 1) if region.kind != regions.STATE else b.shape[0],)
+            parts = tuple(_part(b.name, segment, ranks) for segment in whole)
+            rows = sum(heads * each for heads, each in map(heads_and_rows, parts))
             b = dataclasses.replace(
-                b, shape=(sum(parts), *b.shape[1:]), segments=parts if b.segments else ()
+                b, shape=(rows, *b.shape[1:]), segments=parts if b.segments else ()
             )
         buffers.append(b)
     return dataclasses.replace(region, buffers=tuple(buffers))
@@ -47,13 +50,18 @@ def is_divided(region: Region, buffer: Buffer) -> bool:
     return bool(buffer.shape) and (region.kind == regions.STATE or of_heads)
 
 
-def _part(name: str, size: int, ranks: int, is_state: bool) -> int:
-    if size % ranks == 0:
-        return size // ranks
-    if ranks % size == 0 and not is_state:
-        return 1
-    what = "heads or channels" if is_state else "heads"
-    raise SpecError(f"buffer {name!r}: {size} {what} cannot be divided among {ranks} ranks")
+def _part(name: str, segment: int | tuple[int, int], ranks: int) -> int | tuple[int, int]:
+    """What one rank has of a segment: rows as they come, or heads, of which it has at least one."""
+    if isinstance(segment, tuple):
+        heads, rows = segment
+        if heads % ranks == 0 or ranks % heads == 0:
+            return max(1, heads // ranks), rows
+        raise SpecError(f"buffer {name!r}: {heads} heads cannot be divided among {ranks} ranks")
+    if segment % ranks:
+        raise SpecError(
+            f"buffer {name!r}: {segment} heads or channels cannot be divided among {ranks} ranks"
+        )
+    return segment // ranks
 
 
 def with_dtype(spec: CacheSpec, dtype: str) -> CacheSpec:

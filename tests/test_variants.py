@@ -1,5 +1,7 @@
 """Variants of a spec: one rank of several, another dtype, no regions."""
 
+import json
+
 import pytest
 
 import kvpool as kv
@@ -94,7 +96,25 @@ def test_joined_segments_are_divided_each_for_itself_and_count_in_no_comparison(
     assert again.groups[0].region.buffers[0].segments == (4, 4, 8)
     with pytest.raises(kv.SpecError, match=r"buffer 'conv': 4 heads or channels .* 8 ranks"):
         kv.per_rank(joined, 8)
+    with pytest.raises(kv.SpecError, match=r"segment: wanted rows or \(heads, rows of a head\)"):
+        kv.RecurrentState({"conv": ((16, 3), "bfloat16", ((4, 2, 1), 8))})
     with pytest.raises(
         kv.SpecError, match=r"segments \(4, 4\) are 8 in all, wanted the first axis"
     ):
         kv.RecurrentState({"conv": ((16, 3), "bfloat16", (4, 4))})
+
+
+def test_segments_with_heads_are_never_cut_inside_one():
+    """16 channels of a convolution, and the B and C of one group, which every rank needs whole."""
+    mamba2 = spec_of(kv.RecurrentState({"conv": ((32, 3), "bfloat16", ((4, 4), (1, 8), (1, 8)))}))
+    for ranks, heads in ((2, 2), (4, 1)):
+        (conv,) = kv.per_rank(mamba2, ranks).groups[0].region.buffers
+        assert (conv.shape, conv.segments) == (
+            (4 * heads + 16, 3), ((heads, 4), (1, 8), (1, 8))
+        )  # fmt: skip
+    again = kv.CacheSpec.from_dict(json.loads(json.dumps(mamba2.to_dict())))
+    assert again.groups[0].region.buffers[0].segments == ((4, 4), (1, 8), (1, 8))
+    two = kv.per_rank(kv.per_rank(mamba2, 2), 2)
+    assert two.groups[0].region.buffers[0].segments == ((1, 4), (1, 8), (1, 8))
+    with pytest.raises(kv.SpecError, match=r"buffer 'conv': 4 heads cannot be .* among 3 ranks"):
+        kv.per_rank(mamba2, 3)

@@ -109,17 +109,16 @@ def indexer(f: Fields, ratio: int = 1) -> Region:
     return Region("all", {"entry": ((size,), f.dtype), **scale}, ratio)
 
 
-def _state(
-    f: Fields, conv: tuple[int, int] | None, ssm: tuple[int, ...] | None, joined: tuple = ()
-) -> Region:
-    """A recurrent state; `conv` is (channels, width of the convolution), `joined` their parts.
+def _state(f: Fields, ssm: tuple[int, ...] | None, width: int = 1, *parts: tuple) -> Region:
+    """A recurrent state, and of its convolution of that width the parts, (heads, channels) each.
 
     The recurrence accumulates in float32 in every model here; two keys say otherwise.
     """
     dtype = f.get("mamba_ssm_cache_dtype") or f.get("mamba_ssm_dtype") or "float32"
     buffers: dict[str, tuple] = {}
-    if conv:
-        buffers["conv"] = ((conv[0], conv[1] - 1), f.model_dtype, joined)
+    if parts:
+        channels = sum(heads * each for heads, each in parts)
+        buffers["conv"] = ((channels, width - 1), f.model_dtype, parts if len(parts) > 1 else ())
     if ssm:
         buffers["ssm"] = (ssm, dtype)
     return RecurrentState(buffers)
@@ -134,26 +133,26 @@ def gated_delta(f: Fields) -> Region:
         "linear_value_head_dim",
         "linear_conv_kernel_dim",
     )
-    parts = (key_heads * key, key_heads * key, value_heads * value)
-    return _state(f, (sum(parts), width), (value_heads, key, value), parts)
+    keys = key_heads, key
+    return _state(f, (value_heads, key, value), width, keys, keys, (value_heads, value))
 
 
 def kimi_delta(f: Fields) -> Region:
     """Kimi Delta Attention: as Gated DeltaNet, heads and sizes alike for keys and values."""
     heads, size, width = f.need("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    parts = (heads * size,) * 3
-    return _state(f, (sum(parts), width), (heads, size, size), parts)
+    return _state(f, (heads, size, size), width, *((heads, size),) * 3)
 
 
 def lightning(f: Fields) -> Region:
     """Lightning attention: a matrix a query head, no convolution."""
     heads, size = f.need("num_attention_heads", "head_dim")
-    return _state(f, None, (heads, size, size))
+    return _state(f, (heads, size, size))
 
 
 def short_conv(f: Fields) -> Region:
     """A gated short convolution over the width of the model, and nothing else."""
-    return _state(f, f.need("hidden_size", "conv_L_cache"), None)
+    channels, width = f.need("hidden_size", "conv_L_cache")
+    return _state(f, None, width, (channels, 1))
 
 
 def mamba1(f: Fields) -> Region:
@@ -161,7 +160,8 @@ def mamba1(f: Fields) -> Region:
     expand, width, conv, state = f.need(
         "mamba_expand", "hidden_size", "mamba_d_conv", "mamba_d_state"
     )
-    return _state(f, (expand * width, conv), (expand * width, state))
+    channels = expand * width
+    return _state(f, (channels, state), conv, (channels, 1))
 
 
 def mamba2(heads: str, size: str, groups: str, state: str, conv: str):
@@ -178,8 +178,8 @@ def mamba2(heads: str, size: str, groups: str, state: str, conv: str):
                 f"{heads} {num} times {size} {channels} is not the inner width {inner} "
                 "(mamba_d_ssm, or mamba_expand times hidden_size); they contradict"
             )
-        joined = (num * channels, parts * depth, parts * depth)
-        return _state(f, (sum(joined), width), (num, channels, depth), joined)
+        of_groups = parts, depth
+        return _state(f, (num, channels, depth), width, (num, channels), of_groups, of_groups)
 
     return layer
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvpool.buffers import Buffer, positive
+from kvpool.buffers import Buffer, heads_and_rows, positive
 from kvpool.group import Group
 from kvpool.regions import Region
 from kvpool.spec import CacheSpec
@@ -128,7 +128,7 @@ def check_degrees(sender: Shards, receiver: Shards) -> None:
         )
 
 
-def _segments(spec: CacheSpec) -> tuple[tuple[int, ...], ...]:
+def _segments(spec: CacheSpec) -> tuple[tuple, ...]:
     """Those of all buffers: what a cache by spec has to tell apart, and its equality leaves out."""
     return tuple(buffer.segments for group in spec.groups for buffer in group.region.buffers)
 
@@ -227,21 +227,18 @@ def _shared(
         if _sends(1, sender, receiver):
             yield (0, 0), buffer.entry_bytes
         return
-    rows = buffer.shape[0]
-    if not _sends(rows, sender, receiver):
-        return
-    row = buffer.entry_bytes // rows
+    row = buffer.entry_bytes // buffer.shape[0]
     source = target = 0
-    for size in buffer.segments or (rows,):
-        (a, b), (c, d) = owned(size, *sender), owned(size, *receiver)
-        first, last = max(a, c), min(b, d)
-        if first < last:
-            yield (source + (first - a) * row, target + (first - c) * row), (last - first) * row
-        source, target = source + (b - a) * row, target + (d - c) * row
+    for heads, rows in map(heads_and_rows, buffer.segments or buffer.shape[:1]):
+        (a, b), (c, d) = owned(heads, *sender), owned(heads, *receiver)
+        first, last, head = max(a, c), min(b, d), rows * row
+        if first < last and _sends(heads, sender, receiver):
+            yield (source + (first - a) * head, target + (first - c) * head), (last - first) * head
+        source, target = source + (b - a) * head, target + (d - c) * head
 
 
 def owned(size: int, shards: int, shard: int) -> tuple[int, int]:
-    """[first, end) of `size` heads or rows that a shard has; one head where there are fewer."""
+    """[first, end) of `size` heads that a shard has; one head where there are fewer."""
     first = shard * size // shards
     return first, max(first + 1, (shard + 1) * size // shards)
 

@@ -28,6 +28,7 @@ class Proxy:
         self.random, self.seconds = random, seconds
         self.harmed = 0
         self.server = None
+        self.connections = set()  # a task each
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -36,28 +37,35 @@ class Proxy:
     async def __aexit__(self, *error):
         self.server.close()
         await self.server.wait_closed()
+        for task in self.connections:
+            task.cancel()
+        await asyncio.gather(*self.connections, return_exceptions=True)
 
     async def _serve(self, reader, writer):
+        self.connections.add(asyncio.current_task())
+        with contextlib.closing(writer):
+            await self._connect(reader, writer)
+
+    async def _connect(self, reader, writer):
         harmful = self.hits > 0
         self.hits -= harmful
         if harmful and self.kind == "refuse":
             self.harmed += 1
-            writer.close()
             return
         try:
             peer_reader, peer_writer = await asyncio.open_connection(*self.target)
         except OSError:
-            writer.close()
             return
-        up = asyncio.ensure_future(
-            self._upstream(reader, peer_writer, harmful and self.kind == "corrupt hello")
-        )
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await self._downstream(peer_reader, writer, harmful)
-        up.cancel()
-        await asyncio.gather(up, return_exceptions=True)
-        writer.close()
-        peer_writer.close()
+        with contextlib.closing(peer_writer):
+            up = asyncio.ensure_future(
+                self._upstream(reader, peer_writer, harmful and self.kind == "corrupt hello")
+            )
+            try:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    await self._downstream(peer_reader, writer, harmful)
+            finally:
+                up.cancel()
+                await asyncio.gather(up, return_exceptions=True)
 
     async def _upstream(self, reader, writer, harmful):
         while data := await reader.read(1 << 16):

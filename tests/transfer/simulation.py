@@ -19,12 +19,12 @@ def shares(spec, group, shards, rank):
             found.append(None)
             continue
         rows, begin = [], 0
-        for size in buffer.segments or (buffer.shape[0],):
-            if size >= shards:
-                rows += [begin + row for row in range(size) if row // (size // shards) == rank]
-            else:
-                rows.append(begin + rank // (shards // size))
-            begin += size
+        for segment in buffer.segments or (buffer.shape[0],):
+            heads, size = segment if isinstance(segment, tuple) else (segment, 1)
+            each, copies = max(1, heads // shards), max(1, shards // heads)
+            mine = [head for head in range(heads) if head // each == rank // copies]
+            rows += [begin + head * size + row for head in mine for row in range(size)]
+            begin += heads * size
         found.append(rows)
     return found
 

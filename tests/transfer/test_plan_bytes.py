@@ -22,6 +22,9 @@ KINDS = {
             "n": ((), "int32"),
         }
     ),
+    "groups": kv.RecurrentState(  # heads of its own, and groups that several ranks have
+        {"conv": ((18, 3), "bfloat16", ((4, 2), (2, 3), (1, 4))), "ssm": ((4, 3, 2), "float32")}
+    ),
     "scales": kv.FullAttention(4, 4, dtype="int8", scales="token"),
     "scales of blocks": kv.FullAttention(4, 4, dtype="int8", scales="block"),
     "indexer": kv.Region("all", {"entry": ((6,), "float8_e4m3fn"), "scale": ((1,), "float32")}),
