@@ -255,12 +255,7 @@ def import_layer(storage: Storage, group: str, ids, layer, data) -> Storage:
     index, own, ids = _own_blocks(storage, group, ids)
     data = layers.checked("data", data, (*ids.shape, own.layer), own.word)
     blocks = pallas_kernels.state_scatter(
-        _array(storage, index),
-        ids,
-        (data,),
-        starts=(0,),
-        offset=layer * own.layer,
-        slab=own.slab,
+        _array(storage, index), ids, (data,), starts=(0,), offset=layer * own.layer, slab=own.slab
     )
     return _with_blocks(storage, index, blocks)
 
@@ -298,10 +293,7 @@ def _locate(storage, view, layer, tag, state: bool):
         raise SpecError("view: made from a state of another plan than the storage's")
     group, layer = layers.locate(spec, layer, tag)
     if spec.groups[group].is_state != state:
-        kind, verb = (
-            ("tokens", "read and write")
-            if state
-            else ("recurrent state", "read_state and write_state")
-        )
-        raise SpecError(f"group {spec.groups[group].name!r} keeps {kind}; use {verb}")
+        kept = "recurrent state; use read_state and write_state"
+        kept = "tokens; use read and write" if state else kept
+        raise SpecError(f"group {spec.groups[group].name!r} keeps {kept}")
     return group, layer

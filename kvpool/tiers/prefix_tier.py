@@ -34,7 +34,7 @@ from kvpool.tiers.saves import Saves
 from kvpool.tiers.store import Store
 from kvpool.tiers.trouble import Trouble
 
-WRITE_BACK, WRITE_THROUGH, SECOND_USE = "write_back", "write_through", "second_use"
+POLICIES = WRITE_BACK, WRITE_THROUGH, SECOND_USE = "write_back", "write_through", "second_use"
 _NOTHING: Mapping[str, int] = {}
 
 
@@ -65,16 +65,11 @@ class PrefixTier(Watcher):
     """
 
     def __init__(
-        self,
-        cache: PrefixCache,
-        tier: HostTier,
-        store: Store | None = None,
-        *,
+        self, cache: PrefixCache, tier: HostTier, store: Store | None = None, *,
         policy: str = WRITE_BACK,
-    ):
-        if policy not in (WRITE_BACK, WRITE_THROUGH, SECOND_USE):
-            wanted = ", ".join((WRITE_BACK, WRITE_THROUGH, SECOND_USE))
-            raise SpecError(f"policy: wanted one of {wanted}, got {policy!r}")
+    ):  # fmt: skip
+        if policy not in POLICIES:
+            raise SpecError(f"policy: wanted one of {', '.join(POLICIES)}, got {policy!r}")
         tier.check_plan(cache.holdings.places.plan)
         self.cache, self.tier, self.store, self.policy = cache, tier, store, policy
         self._holdings, self._places = cache.holdings, cache.holdings.places
