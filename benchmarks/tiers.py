@@ -41,49 +41,61 @@ def storage_of(block_bytes: int) -> kv.Storage:
     return kv.init_storage(spec, plan)
 
 
+class Moves:
+    """Blocks of one size, moved to host memory and back; each move returns its seconds."""
+
+    def __init__(self, kib: int, clock):
+        block_bytes = kib << 10
+        self.number, self.total = MOVED_BYTES // block_bytes, POOL_BYTES // block_bytes
+        self.clock, self.storage = clock, storage_of(block_bytes)
+        self.memory = {"full": HostBlocks(self.storage.plan.spec.groups[0], self.total)}
+        self.source, self.target = (
+            aligned(POOL_BYTES).reshape(self.total, block_bytes) for _ in range(2)
+        )
+        self.source[:], self.target[:] = 1, 2  # memory that is really there
+
+    def chosen(self) -> list[int]:
+        """Blocks in any order."""
+        return RANDOM.permutation(self.total)[: self.number].tolist()
+
+    def pieces(self, by_layer=False):
+        """Those of one move."""
+        ends = [{"full": self.chosen()} for _ in range(2)]
+        return copies.pieces_of(self.memory, *ends, by_layer=by_layer)
+
+    def copy(self) -> list[float]:
+        """By memcpy."""
+        places = list(zip(self.chosen(), self.chosen(), strict=True))
+        begin = self.clock()
+        for to, came_from in places:
+            np.copyto(self.target[to], self.source[came_from])
+        return [self.clock() - begin]
+
+    def save(self) -> list[float]:
+        """To the host."""
+        saving = copies.Saving(self.memory, self.pieces())
+        begin = self.clock()
+        saving.send(self.storage, True)
+        return [self.clock() - begin]
+
+    def load(self, by_layer=False) -> list[float]:
+        """To the device."""
+        loading = copies.Loading(self.memory, self.pieces(by_layer))
+        begin = self.clock()
+        storage = loading.receive(self.storage, donate=True, wait=True)
+        self.storage = jax.block_until_ready(storage)
+        return [self.clock() - begin]
+
+
 def bandwidth(report: Report, kib: int, rounds: int, clock=time.perf_counter) -> None:
     """Blocks of one size to host memory and back, by the clock or by the processor's time."""
     by = "" if clock is time.perf_counter else ", processor time"
-    block_bytes = kib << 10
-    number, total = MOVED_BYTES // block_bytes, POOL_BYTES // block_bytes
-    holder = [storage_of(block_bytes)]
-    group = holder[0].plan.spec.groups[0]
-    memory = {"full": HostBlocks(group, total)}
-    source, target = (aligned(POOL_BYTES).reshape(total, block_bytes) for _ in range(2))
-    source[:], target[:] = 1, 2
-
-    def pieces(by_layer=False):
-        ends = [{"full": RANDOM.permutation(total)[:number].tolist()} for _ in range(2)]
-        return copies.pieces_of(memory, *ends, by_layer=by_layer)
-
-    def timed(run, *arguments):
-        begin = clock()
-        result = run(*arguments)
-        return result, [clock() - begin]
-
-    def copy_blocks(places):
-        for to, came_from in places:
-            np.copyto(target[to], source[came_from])
-
-    def receive(loading):
-        return jax.block_until_ready(loading.receive(holder[0], donate=True, wait=True))
-
-    def copy():
-        places = zip(*(RANDOM.permutation(total)[:number].tolist() for _ in range(2)), strict=True)
-        return timed(copy_blocks, places)[1]
-
-    def save():
-        return timed(copies.Saving(memory, pieces()).send, holder[0], True)[1]
-
-    def load(by_layer=False):
-        holder[0], seconds = timed(receive, copies.Loading(memory, pieces(by_layer)))
-        return seconds
-
+    moves = Moves(kib, clock)
     cases = {
-        "memcpy": copy,
-        "to the host": save,
-        "back": load,
-        "back, by layer": functools.partial(load, by_layer=True),
+        "memcpy": moves.copy,
+        "to the host": moves.save,
+        "back": moves.load,
+        "back, by layer": functools.partial(moves.load, by_layer=True),
     }
     seconds = take_turns(cases, rounds)
     report.add(f"{kib} KiB blocks, memcpy{by}", MOVED_BYTES / seconds["memcpy"] / 1e9, "GB/s")

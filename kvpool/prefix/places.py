@@ -59,39 +59,9 @@ class Places:
     @classmethod
     def of(cls, plan: Plan) -> "Places":
         """Those of a plan; where all groups keep states a unit has the spec's block size."""
-        spec, memory_of = plan.spec, memories_of(plan)
-        sizes = [group.block_size for group in spec.groups if not group.is_state]
-        unit = math.lcm(*sizes) if sizes else spec.block_size
-        counts = [1 if group.is_state else unit // group.block_size for group in spec.groups]
-        firsts = [sum(counts[:index]) for index in range(len(counts))]
-        memories = [memory_of[pool] for pool in plan.pool_of]
-        whole = [group.region.kind == regions.ALL for group in spec.groups]
-        groups = tuple(
-            GroupPlaces(
-                name=group.name,
-                group=group,
-                index=index,
-                pool=plan.pool_of[index],
-                memory=memories[index],
-                per_slab=plan.pool_per_slab[plan.pool_of[index]],
-                first=firsts[index],
-                count=counts[index],
-                unit=unit,
-                keeps_all=whole[index],
-                is_state=group.is_state,
-                cost=group.bytes_per_block * (counts[index] if whole[index] else 1),
-                reach=-(-max(group.region.span - 1, 0) // unit) - 1 if group.region.span > 1 else 0,
-                under=next(
-                    (
-                        firsts[other]
-                        for other, memory in enumerate(memories)
-                        if whole[other] and memory == memories[index]
-                    ),
-                    None,
-                ),
-            )
-            for index, group in enumerate(spec.groups)
-        )
+        sizes = [group.block_size for group in plan.spec.groups if not group.is_state]
+        unit = math.lcm(*sizes) if sizes else plan.spec.block_size
+        groups = _groups_of(plan, unit)
         return cls(
             plan=plan,
             unit=unit,
@@ -120,3 +90,30 @@ def memories_of(plan: Plan) -> tuple[int, ...]:
     # Pools of slabs give an empty slab to whichever of them needs it.
     of_slabs = [pool for pool, blocks in enumerate(plan.pool_per_slab) if blocks]
     return tuple(of_slabs[0] if pool in of_slabs else pool for pool in range(len(plan.pool_sizes)))
+
+
+def _groups_of(plan: Plan, unit: int) -> tuple[GroupPlaces, ...]:
+    memory_of = memories_of(plan)
+    found: list[GroupPlaces] = []
+    for index, group in enumerate(plan.spec.groups):
+        pool, keeps_all = plan.pool_of[index], group.region.kind == regions.ALL
+        count = 1 if group.is_state else unit // group.block_size
+        places = GroupPlaces(
+            name=group.name,
+            group=group,
+            index=index,
+            pool=pool,
+            memory=memory_of[pool],
+            per_slab=plan.pool_per_slab[pool],
+            first=sum(before.count for before in found),
+            count=count,
+            unit=unit,
+            keeps_all=keeps_all,
+            is_state=group.is_state,
+            cost=group.bytes_per_block * (count if keeps_all else 1),
+            reach=-(-max(group.region.span - 1, 0) // unit) - 1 if group.region.span > 1 else 0,
+            under=None,
+        )
+        found.append(places)
+    under = {places.memory: places.first for places in reversed(found) if places.keeps_all}
+    return tuple(dataclasses.replace(places, under=under.get(places.memory)) for places in found)
