@@ -35,6 +35,7 @@ def region(spec, layer, tag=None):
 def test_a_published_configuration_gives_the_preset(name):
     spec = read(CONFIGS[name], dtype=FP8 if name.endswith("fp8") else None)
     assert spec == kv.preset(name)
+    assert spec.to_dict() == kv.preset(name).to_dict()  # also the segments, which == leaves out
 
 
 @pytest.mark.parametrize("name", CONFIGS)
