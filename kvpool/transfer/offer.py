@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -103,13 +103,12 @@ class Offer:
         places = self.places(piece.group, piece.items[parcel.start : parcel.stop])
         return bool(self._here[piece.group][parcel.first : parcel.last, places].all())
 
-    def packed(self, outline: Outline, parcel: Parcel) -> np.ndarray:
-        """The bytes u8[num_bytes] of a parcel."""
+    def portions(self, outline: Outline, parcel: Parcel) -> Iterator[np.ndarray]:
+        """The bytes u8[...] of a parcel, in order; without a copy where they lie so."""
         piece = outline.pieces[parcel.piece]
-        places = self.places(piece.group, piece.items[parcel.start : parcel.stop])
-        blocks = self.blocks[piece.group][as_slice(places)]
-        layers = range(parcel.first, parcel.last)
-        return np.ascontiguousarray(pack(piece.lane, blocks, layers)).reshape(-1)
+        for items, layers in parcel.portions():
+            places = as_slice(self.places(piece.group, piece.items[items]))
+            yield pack(piece.lane, self.blocks[piece.group][places], layers).reshape(-1)
 
 
 def local_items(whole: TransferPlan, shards: Shards, rank: int) -> list[np.ndarray]:
@@ -135,8 +134,10 @@ def places_of(here: np.ndarray, items) -> np.ndarray:
 
 def as_slice(places: np.ndarray):
     """Evenly spaced places as a slice, which makes a view where an array would make a copy."""
-    step = int(places[1] - places[0]) if len(places) > 1 else 1
-    if step > 0 and (np.diff(places) == step).all() and len(places):
+    if len(places) == 1:
+        return slice(int(places[0]), int(places[0]) + 1, 1)
+    step = int(places[1] - places[0]) if len(places) else 0
+    if step > 0 and (np.diff(places) == step).all():
         return slice(int(places[0]), int(places[-1]) + 1, step)
     return places
 

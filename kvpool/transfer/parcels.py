@@ -4,7 +4,7 @@ Both sides list the same parcels, so a message names its parcel and nothing more
 parcel is its items one after the other, each contiguous: its layers in order, each layer's cuts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvpool.transfer.plan import Piece, TransferPlan, owners
 from kvpool.transfer.shards import Cut, Lane
 
 MAX_BYTES = 8 << 20  # of a parcel, where a layer of an item is not more
+PORTION = 1 << 20  # bytes cut, summed and moved at once, while a processor's cache has them
 
 
 class Parcel(NamedTuple):
@@ -26,6 +27,20 @@ class Parcel(NamedTuple):
     first: int
     last: int
     num_bytes: int
+
+    def portions(self) -> Iterator[tuple[slice, range]]:
+        """(items of the piece, layers) of stretches of its bytes in their order.
+
+        None is above PORTION, unless a layer of one item is.
+        """
+        layers, items = self.last - self.first, self.stop - self.start
+        layer = self.num_bytes // (layers * items)
+        some = max(1, min(layers, PORTION // layer))
+        step = max(1, PORTION // (layers * layer))
+        for start in range(self.start, self.stop, step):
+            for first in range(self.first, self.last, some):
+                last = min(first + some, self.last)
+                yield slice(start, min(start + step, self.stop)), range(first, last)
 
 
 class Outline(NamedTuple):

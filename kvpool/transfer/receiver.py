@@ -10,7 +10,7 @@ import dataclasses
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvpool.status import SpecError
 from kvpool.transfer import wire
 from kvpool.transfer.arrivals import Arrivals
 from kvpool.transfer.offer import as_slice, local_items, places_of
-from kvpool.transfer.parcels import MAX_BYTES, outline, parcel_key, unpack
+from kvpool.transfer.parcels import MAX_BYTES, PORTION, outline, parcel_key, unpack
 from kvpool.transfer.plan import TransferPlan
 from kvpool.transfer.shards import rank_groups
 
@@ -56,33 +56,36 @@ class Inbox:
         self._lock = threading.Lock()
         self.began: float | None = None  # time.perf_counter() at the first parcel's header
 
-    def view_of(self, sender: int, number: int) -> np.ndarray | None:
-        """Where a parcel's bytes belong, u8[num_bytes], if that is one run of bytes."""
-        listed = self.arrivals.outlines[sender]
-        parcel = listed.parcels[number]
-        piece = listed.pieces[parcel.piece]
-        if not piece.lane.kept_as_it_comes or parcel.last - parcel.first < piece.lane.layers:
-            return None
-        places = places_of(self.items[piece.group], piece.items[parcel.start : parcel.stop])
-        if places[-1] - places[0] + 1 != len(places):
-            return None
-        return self.blocks[piece.group][places[0] : places[-1] + 1].reshape(-1)
+    def aside(self) -> np.ndarray:
+        """u8[...], room for any portion; memory that is used again is there already."""
+        listed = self.arrivals.outlines.values()
+        layers = [piece.lane.layer_bytes for of_sender in listed for piece in of_sender.pieces]
+        return np.empty(max(PORTION, *layers), np.uint8)
 
-    def put(self, sender: int, number: int, data: np.ndarray) -> None:
-        """Puts the bytes u8[num_bytes] of a parcel in their places."""
+    def portions(self, sender: int, number: int, aside: np.ndarray) -> Iterator[np.ndarray]:
+        """Buffers u8[...] to fill, one after the other, with the bytes of a parcel.
+
+        They are where the bytes belong, if that is one run; else they are `aside`, and what was
+        filled is put in its place when the next is asked for.
+        """
         listed = self.arrivals.outlines[sender]
         parcel = listed.parcels[number]
         piece = listed.pieces[parcel.piece]
-        layers = range(parcel.first, parcel.last)
-        places = as_slice(
-            places_of(self.items[piece.group], piece.items[parcel.start : parcel.stop])
-        )
-        data, blocks = data.reshape(parcel.stop - parcel.start, -1), self.blocks[piece.group]
-        if isinstance(places, slice):
-            unpack(piece.lane, data, blocks[places], layers)
-            return
-        for index, place in enumerate(places):  # views: other threads write to the same blocks
-            unpack(piece.lane, data[index : index + 1], blocks[place : place + 1], layers)
+        lane, blocks = piece.lane, self.blocks[piece.group]
+        places = places_of(self.items[piece.group], piece.items)
+        for items, layers in parcel.portions():
+            # Views one and all: other threads write to the same blocks.
+            runs = as_slice(places[items])
+            rows = [blocks[runs]] if isinstance(runs, slice) else [blocks[p : p + 1] for p in runs]
+            part = slice(layers.start * lane.layer_bytes, layers.stop * lane.layer_bytes)
+            if lane.kept_as_it_comes and rows[0][:, part].flags.c_contiguous:
+                yield from (row[:, part].reshape(-1) for row in rows)
+                continue
+            data = aside[: len(places[items]) * (part.stop - part.start)]
+            yield data
+            data = data.reshape(len(rows), len(rows[0]), -1)
+            for row, came in zip(rows, data, strict=True):
+                unpack(lane, came, row, layers)
 
     def count(self, num_bytes: int) -> None:
         """Adds to `received`, from any thread."""
@@ -228,7 +231,7 @@ class _Call:
 
     def _parcels(self, sock: socket.socket, sender: int, stream: int, channel: int) -> None:
         """Receives parcels up to the end, in a thread of its own."""
-        scratch = bytearray()
+        aside = self.inbox.aside()
         while True:
             frame = wire.read_header(sock)
             if frame.channel != channel:
@@ -236,7 +239,7 @@ class _Call:
             if frame.kind == wire.DATA:
                 if frame.number % self.streams != stream:
                     raise wire.ProtocolError(f"parcel {frame.number} in stream {stream}")
-                scratch = self._parcel(sock, sender, frame, scratch)
+                self._parcel(sock, sender, frame, aside)
                 continue
             wire.read_nothing(sock, frame)
             if frame.kind == wire.END:
@@ -244,7 +247,7 @@ class _Call:
             if frame.kind != wire.PING:
                 raise wire.ProtocolError(f"a message of kind {frame.kind} out of turn")
 
-    def _parcel(self, sock, sender: int, frame: wire.Frame, scratch: bytearray) -> bytearray:
+    def _parcel(self, sock, sender: int, frame: wire.Frame, aside: np.ndarray) -> None:
         """Receives one parcel, which counts only if its key and checksum are right."""
         inbox, number = self.inbox, frame.number
         inbox.began = inbox.began or time.perf_counter()
@@ -257,17 +260,13 @@ class _Call:
             raise wire.ProtocolError(f"parcel {number}: wanted the key {wanted}, got {key!r:.80}")
         # What is right already must not be overwritten by what may be wrong.
         again = bool(inbox.arrivals.here(sender)[number])
-        target = None if again else inbox.view_of(sender, number)
-        if target is None and len(scratch) < frame.num_bytes:
-            scratch = bytearray(frame.num_bytes)
-        data = np.frombuffer(scratch, np.uint8)[: frame.num_bytes] if target is None else target
-        wire.read_payload(sock, frame, key, data)
+        portions = inbox.portions(sender, number, aside)
+        wire.read_payload(
+            sock, frame, key, [np.empty(frame.num_bytes, np.uint8)] if again else portions
+        )
         inbox.count(frame.num_bytes)
         if not again:
-            if target is None:
-                inbox.put(sender, number, data)
             inbox.arrivals.add(sender, number)
-        return scratch
 
 
 def _lacks(message: dict) -> dict[str, dict[int, int]]:

@@ -201,8 +201,8 @@ def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int
             raise ConnectionError("the offer has ended")
         listed, parcel = stream.outline, stream.outline.parcels[number]
         key = parcel_key(agreed, listed, number, offer.request, offer.rank, stream.receiver)
-        data = offer.packed(listed, parcel)
-        wire.send_data(sock, channel, str(key).encode(), number, data)
+        portions = offer.portions(listed, parcel)
+        wire.send_data(sock, channel, str(key).encode(), number, parcel.num_bytes, portions)
         sent += parcel.num_bytes
         offer.active = time.monotonic()
     return sent

@@ -1,8 +1,8 @@
 """Wire: frames over TCP, each with a checksum; control messages are JSON, blocks are plain bytes.
 
 A frame is a header, the key of what it carries (data only), its payload and a checksum of all that.
-The checksum comes last, so that large payloads are summed piece by piece on their way, while they
-are in the cache of a processor. Whatever a peer sends, nothing is unpickled, and no length is
+The checksum comes last, so that large payloads are summed portion by portion on their way, while
+they are in the cache of a processor. Whatever a peer sends, nothing is unpickled, and no length is
 believed beyond what is due.
 """
 
@@ -25,7 +25,6 @@ MAGIC = b"kvpl"
 MAX_CONTROL = 16 << 20  # bytes of a control message
 _HEADER = struct.Struct("!4sBBHIQQ")  # magic, kind, version, key bytes, number, bytes, channel
 _SUM = struct.Struct("!Q")
-_PIECE = 1 << 19  # bytes of a payload that are summed and moved at once
 
 
 class ProtocolError(ConnectionError):
@@ -83,16 +82,16 @@ def _frame(kind: int, channel: int, key: bytes, number: int, payload: bytes) -> 
     return begin + _SUM.pack(xxhash.xxh3_64_intdigest(begin))
 
 
-def send_data(sock: socket.socket, channel: int, key: bytes, number: int, payload) -> None:
-    """Sends a parcel from a thread: u8[num_bytes], which is not copied."""
-    payload = memoryview(payload)
-    begin = _HEADER.pack(MAGIC, DATA, 1, len(key), number, len(payload), channel) + key
+def send_data(
+    sock: socket.socket, channel: int, key: bytes, number: int, num_bytes: int, portions
+) -> None:
+    """Sends a parcel from a thread: arrays u8[...] of `num_bytes` in all, which are not copied."""
+    begin = _HEADER.pack(MAGIC, DATA, 1, len(key), number, num_bytes, channel) + key
     digest = xxhash.xxh3_64(begin)
     sock.sendall(begin)
-    for start in range(0, len(payload), _PIECE):
-        piece = payload[start : start + _PIECE]
-        digest.update(piece)
-        sock.sendall(piece)
+    for portion in portions:
+        digest.update(portion)
+        sock.sendall(portion)
     sock.sendall(_SUM.pack(digest.intdigest()))
 
 
@@ -173,19 +172,19 @@ def read_key(sock: socket.socket, frame: Frame) -> bytes:
     return bytes(key)
 
 
-def read_payload(sock: socket.socket, frame: Frame, key: bytes, buffer) -> None:
-    """Fills a buffer with the payload of a frame.
+def read_payload(sock: socket.socket, frame: Frame, key: bytes, portions) -> None:
+    """Fills buffers, of the payload's size in all, with the payload of a frame.
+
+    Each is asked for when the one before is full.
 
     Raises:
-      ProtocolError: for a wrong checksum; then the buffer has anything.
+      ProtocolError: for a wrong checksum; then the buffers have anything.
       OSError: as `read_header`.
     """
-    payload, checksum = memoryview(buffer), bytearray(_SUM.size)
-    digest = xxhash.xxh3_64(frame.head + key)
-    for start in range(0, len(payload), _PIECE):
-        piece = payload[start : start + _PIECE]
-        read_all(sock, piece)
-        digest.update(piece)
+    digest, checksum = xxhash.xxh3_64(frame.head + key), bytearray(_SUM.size)
+    for portion in portions:
+        read_all(sock, portion)
+        digest.update(portion)
     read_all(sock, checksum)
     if _SUM.pack(digest.intdigest()) != checksum:
         raise ProtocolError(f"frame {frame.number} of kind {frame.kind}: wrong checksum")
@@ -213,7 +212,7 @@ def read_nothing(sock: socket.socket, frame: Frame) -> None:
     _check_message(frame)
     if frame.num_bytes:
         raise ProtocolError(f"a message of kind {frame.kind} out of turn")
-    read_payload(sock, frame, b"", bytearray())
+    read_payload(sock, frame, b"", ())
 
 
 def _check_message(frame: Frame) -> None:

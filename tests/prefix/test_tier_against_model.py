@@ -170,13 +170,12 @@ class TierMachine(CacheMachine):
                 serving.state, serving.storage, tokens, salt
             )
         self.forget(raised)
-        if coming:
-            serving.promotions.append(coming)
-            coming.asked = tokens, salt
-            assert before < coming.found.length <= everywhere
+        serving.promotions += [coming] * bool(coming)
         serving.settle()
         self.listen()
-        self.removed_before = self.model.removals
+        if coming:
+            coming.asked, coming.removals = (tokens, salt), self.model.removals
+            assert before < coming.found.length <= everywhere
 
     def receive(self, nth, wait):
         serving = self.serving
@@ -202,7 +201,7 @@ class TierMachine(CacheMachine):
         self.listen()
         after = self.lengths(tokens, salt)[0]
         assert after >= before if coming.done else after == before
-        if coming.done and self.model.removals == self.removed_before:
+        if coming.done and self.model.removals == coming.removals:
             assert after >= coming.found.length
 
     @rule(really=st.integers(0, 4))

@@ -17,6 +17,18 @@ SPEC = kv.CacheSpec.from_layers(LAYERS, block_size=4)
 LIMITS = {"max_seqs": 2, "max_seq_len": 64, "max_step_tokens": 32}
 
 
+def bytes_of(offer, listed, number):
+    """u8[num_bytes] of a parcel."""
+    return np.concatenate([*offer.portions(listed, listed.parcels[number])])
+
+
+def put(inbox, sender, number, data):
+    """Fills a parcel's places with u8[num_bytes]."""
+    for portion in inbox.portions(sender, number, inbox.aside()):
+        portion[:], data = data[: portion.size], data[portion.size :]
+    assert data.size == 0
+
+
 def blocks_for(spec, rows_of_all=2):
     return {g.name: 2 if g.is_state else rows_of_all * 16 for g in spec.groups}
 

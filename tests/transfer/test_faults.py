@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from faulty_proxy import KINDS, Proxy
-from machines import SPEC, Machine
+from machines import SPEC, Machine, bytes_of, put
 
 import kvpool as kv
 from kvpool.transfer import Shards, rows
@@ -58,9 +58,11 @@ def check_bytes(inbox, offers):
     copy = Inbox(PLAN, 0, inbox.max_bytes, inbox.by_layer)
     for sender, listed in inbox.arrivals.outlines.items():
         for number in np.flatnonzero(inbox.arrivals.here(sender)):
-            copy.put(sender, number, offers[sender].packed(listed, listed.parcels[number]))
+            put(copy, sender, number, bytes_of(offers[sender], listed, number))
             inbox_part = Inbox(PLAN, 0, inbox.max_bytes, inbox.by_layer)
-            inbox_part.put(sender, number, np.full(listed.parcels[number].num_bytes, 255, np.uint8))
+            put(
+                inbox_part, sender, number, np.full(listed.parcels[number].num_bytes, 255, np.uint8)
+            )
             for got, right, mask in zip(inbox.blocks, copy.blocks, inbox_part.blocks, strict=True):
                 assert ((got ^ right) & mask).max(initial=0) == 0
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import numpy as np
-from machines import HOST, SPEC, Machine, close, receive, serve
+from machines import HOST, SPEC, Machine, bytes_of, close, put, receive, serve
 
 import kvpool as kv
 from kvpool.transfer import Inbox, Offer, Sender, fetch, rows
@@ -182,7 +182,7 @@ def test_a_resumed_fetch_asks_only_for_what_is_missing():
         listed = second.arrivals.outlines[0]
         half = len(listed.parcels) // 2
         for number in range(half):
-            second.put(0, number, offer.packed(listed, listed.parcels[number]))
+            put(second, 0, number, bytes_of(offer, listed, number))
             second.arrivals.add(0, number)
         await fetch(second, "r", peers)
         assert second.received == sum(p.num_bytes for p in listed.parcels[half:])
