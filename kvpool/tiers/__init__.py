@@ -3,18 +3,13 @@
 from kvpool.tiers.copies import Loading, Piece, Saving, pieces_of
 from kvpool.tiers.host_blocks import BLOCK_FIRST, LAYER_FIRST, HostBlocks, convert
 from kvpool.tiers.host_pool import HostPool
+from kvpool.tiers.host_prefixes import PrefixCounts
 from kvpool.tiers.host_tier import HostTier
 from kvpool.tiers.joint import Found
 from kvpool.tiers.pending import Counts, Prefetch, Put
 from kvpool.tiers.pool_entry import PoolEntry, entries_of
 from kvpool.tiers.pool_group import Allocation, HostPoolGroup, Shortfall
-from kvpool.tiers.prefix_tier import (
-    SECOND_USE,
-    WRITE_BACK,
-    WRITE_THROUGH,
-    PrefixCounts,
-    PrefixTier,
-)
+from kvpool.tiers.prefix_tier import SECOND_USE, WRITE_BACK, WRITE_THROUGH, PrefixTier
 from kvpool.tiers.promotion import Promotion
 from kvpool.tiers.rows import (
     Backup,

@@ -52,12 +52,11 @@ class Fetch:
         self.reading: list[HostBlock] = []  # what came; its `readers` are one more
 
     def run_or_note(self, trouble: Trouble, *args) -> list[HostBlock]:
-        """As `run`; what came, held. What is raised makes it less, and is said once."""
+        """As `run`; what came, held. What is raised makes it less, and is noted."""
         try:
             self.run(*args)
         except Exception as error:
             trouble.note("fetch", f"blocks cannot be fetched: {error}")
-            trouble.say()
         except BaseException:
             let_go(self.reading)
             raise

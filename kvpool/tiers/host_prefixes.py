@@ -7,6 +7,7 @@ whichever request, leaves a hole where it was, and nothing else changes.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from kvpool.prefix.places import Places
 from kvpool.prefix.tree import Kept
@@ -33,6 +34,15 @@ class HostBlock:
     def place(self) -> int:
         """Its place in the unit."""
         return self.name[1]
+
+
+class PrefixCounts(NamedTuple):
+    """What a prefix tier did so far, in blocks."""
+
+    saved: int = 0  # that came to the host from the device
+    lost: int = 0  # that did not, for want of room or of a copy that worked
+    promoted: int = 0  # that came back to the device
+    host: int = 0  # that the host has now
 
 
 class HostPrefixes:

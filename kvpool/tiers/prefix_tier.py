@@ -10,10 +10,12 @@ It takes the cache's place in a server's loop:
     state = prefixes.send(state, storage)                             # with every step
 
 `match` is the only one that brings anything back, so `hit` is one of the cache, all on the device.
+What goes wrong on the way costs hits and no more: a `StoreWarning` of it comes with the next call,
+before that changes anything.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvpool.prefix import keys, needs, publish
 from kvpool.prefix.holdings import Watcher
@@ -26,7 +28,7 @@ from kvpool.status import SpecError
 from kvpool.storage import Storage
 from kvpool.tiers import joint
 from kvpool.tiers.fetch import Fetch, digest_of
-from kvpool.tiers.host_prefixes import HostBlock, HostPrefixes, let_go
+from kvpool.tiers.host_prefixes import HostBlock, HostPrefixes, PrefixCounts, let_go
 from kvpool.tiers.host_tier import HostTier
 from kvpool.tiers.joint import Found
 from kvpool.tiers.promotion import Promotion, Promotions
@@ -36,15 +38,6 @@ from kvpool.tiers.trouble import Trouble
 
 POLICIES = WRITE_BACK, WRITE_THROUGH, SECOND_USE = "write_back", "write_through", "second_use"
 _NOTHING: Mapping[str, int] = {}
-
-
-class PrefixCounts(NamedTuple):
-    """What a prefix tier did so far, in blocks."""
-
-    saved: int = 0  # that came to the host from the device
-    lost: int = 0  # that did not, for want of room or of a copy that worked
-    promoted: int = 0  # that came back to the device
-    host: int = 0  # that the host has now
 
 
 class PrefixTier(Watcher):
@@ -79,7 +72,7 @@ class PrefixTier(Watcher):
         self._storage: Storage | None = None  # while the cache may tell of what goes
         self._came: list[Kept] = []
         self._promotions = Promotions(
-            tier, self._holdings, self._host, self._trouble, self._found, self.evict
+            tier, self._holdings, self._host, self._trouble, self._found, self._evict
         )
         self._holdings.watcher = self
 
@@ -154,6 +147,7 @@ class PrefixTier(Watcher):
         Raises:
           ValueError, SpecError: as `match`.
         """
+        self._trouble.say()
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
         limit = self._places.last_hit(len(raw) // keys.TOKEN_BYTES)
         self.tier.check_plan(state.plan)
@@ -169,6 +163,7 @@ class PrefixTier(Watcher):
 
     def insert(self, state: State, storage, tokens, row: int, salt: Salt = None, *, priority=0):
         """As `PrefixCache.insert`."""
+        self._trouble.say()
         self._storage = storage
         try:
             state, storage = self.cache.insert(state, storage, tokens, row, salt, priority=priority)
@@ -196,21 +191,25 @@ class PrefixTier(Watcher):
         Args:
           storage: the present one; it is only read.
         """
+        self._trouble.say()
+        return self._evict(state, storage, need, short=short, protect=protect)
+
+    def _evict(self, state, storage, need=_NOTHING, *, short=_NOTHING, protect=None):
         if not self._saves.under_way:
-            return self._evict(state, storage, need, short, protect)
+            return self._evict_once(state, storage, need, short, protect)
         wanted = needs.wanted(self._places.plan, publish.free_of_pools(state), need, short)
-        state, freed = self._evict(state, storage, need, short, protect)
+        state, freed = self._evict_once(state, storage, need, short, protect)
         free = publish.free_of_pools(state)
         if all(have >= want for have, want in zip(free, wanted, strict=True)):
             return state, freed
         state = self._saves.move_on(state, storage, wait=True)
         for group in self._places.groups:  # one by one: those of one pool would add up
             need = {group.name: wanted[group.pool]}
-            state, more = self._evict(state, storage, need, _NOTHING, protect)
+            state, more = self._evict_once(state, storage, need, _NOTHING, protect)
             freed = {name: count + more[name] for name, count in freed.items()}
         return state, freed
 
-    def _evict(self, state, storage, need, short, protect):
+    def _evict_once(self, state, storage, need, short, protect):
         self._storage = storage
         try:
             return self.cache.evict(state, need, short=short, protect=protect)
@@ -219,6 +218,7 @@ class PrefixTier(Watcher):
 
     def send(self, state: State, storage: Storage | None, wait: bool = False) -> State:
         """Moves copies to the host on by a chunk, or waits for all; the state without what came."""
+        self._trouble.say()
         return self._saves.move_on(state, storage, wait)
 
     def save_all(self, state: State, storage: Storage | None, timeout_s: float | None = None):
@@ -227,6 +227,7 @@ class PrefixTier(Watcher):
         Returns:
           (state, whether all is stored; True without a store), within `timeout_s` of the store.
         """
+        self._trouble.say()
         state, lost = self._saves.move_on(state, storage, wait=True), self._saves.lost
         for node in self._holdings.tree.nodes():  # not at once: the host may be too small
             self._saves.now(storage, [one for one in node.kept if one])

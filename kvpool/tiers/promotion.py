@@ -234,7 +234,6 @@ class Promotions:
                 let_go(promoting.reading)
                 raise
             self._trouble.note("load", f"blocks cannot be copied to the device: {error}")
-            self._trouble.say()
         return storage
 
     def finish(self, state: State, promoting: Promotion) -> State:

@@ -107,7 +107,6 @@ class Saves:
                 self.lost += block is None
                 if block is not None:
                     pairs.append((block, Kept(one.node, one.place, one.block)))
-        self._trouble.say()
         if not pairs:
             return None
         blocks, held = [list(part)[::-1] for part in zip(*pairs, strict=True)]
@@ -129,7 +128,6 @@ class Saves:
         except Exception as error:
             self._trouble.note("save", f"blocks cannot be copied to the host: {error}")
             self._fail(flight)
-            self._trouble.say()
             return True
         except BaseException:
             self._fail(flight)
@@ -146,7 +144,6 @@ class Saves:
             self._arrived(block)
         except Exception as error:
             self._trouble.note("arrived", f"blocks cannot go on to the store: {error}")
-            self._trouble.say()
 
     def _fail(self, flight: _Flight) -> None:
         self.lost += len(flight.blocks)

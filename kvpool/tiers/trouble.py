@@ -43,7 +43,7 @@ class Trouble:
                 self._to_say.append(message)
 
     def say(self) -> None:
-        """Warns of what is new, in the thread that calls."""
+        """Warns of what is new, in the thread that calls; raises where warnings are errors."""
         with self._lock:
             messages, self._to_say = self._to_say, []
         for message in messages:

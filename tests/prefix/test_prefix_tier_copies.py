@@ -9,7 +9,7 @@ from faults import WAYS, Fault, Faults, go
 from lockstep import leaves_equal
 from tiered import LAYERS, TOKENS, DictStore, Tiered
 
-from kvpool.tiers import HostPoolGroup, Shortfall
+from kvpool.tiers import HostPoolGroup, Shortfall, StoreWarning
 
 GROUPS = ("full", "window6", "state")
 
@@ -63,6 +63,7 @@ class Losses:
                 hit = run(self.serving)
                 failed = self.faults.failed
                 self.faults.arm(None)
+                self.serving.prefixes._trouble.say()
             self.serving.settle()
             assert len(said) <= 1
             self.serve(hit)
@@ -146,8 +147,9 @@ def test_a_copy_that_raises_in_an_eviction_loses_exactly_what_was_evicted(room, 
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             freed = serving.evict({"full": 60})
-        failed = faults.failed
-        faults.arm(None)
+            failed = faults.failed
+            faults.arm(None)
+            serving.prefixes.send(serving.state, serving.storage)
         serving.settle()  # checks the state, the cache, the host's pools
         assert freed == dict.fromkeys(GROUPS, 3)
         assert leaves_equal(serving.state, calm.state)
@@ -194,3 +196,23 @@ def test_every_request_for_host_blocks_that_fails(where, calls, exhausted, monke
     losses = Losses(WAYS[0], monkeypatch, (HostPoolGroup, "allocate"), **answers)
     run = evict_and_match if where == "device" else lambda serving: serving.match(TOKENS)
     assert losses.each(where, run) == calls
+
+
+def test_a_warning_that_is_an_error_comes_before_anything_is_changed(monkeypatch):
+    faults = Faults(monkeypatch)
+    faults.wrap_copies()
+    serving = Tiered(LAYERS, host=12)
+    serving.fill(TOKENS)
+    faults.arm(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert serving.evict({"full": 60}) == dict.fromkeys(GROUPS, 3)
+        faults.arm(None)
+        before, held = serving.state, serving.cache.stats().held
+        with pytest.raises(StoreWarning, match="blocks cannot be copied to the host"):
+            serving.evict({"full": 61})
+        assert leaves_equal(serving.state, before)
+        assert serving.cache.stats().held == held
+        serving.settle()
+        assert serving.evict({"full": 61})["full"] == 1
+        serving.settle()
