@@ -26,6 +26,7 @@ MAX_CONTROL = 16 << 20  # bytes of a control message
 _HEADER = struct.Struct("!4sBBHIQQ")  # magic, kind, version, key bytes, number, bytes, channel
 _SUM = struct.Struct("!Q")
 _PIECE = 1 << 19  # bytes of a payload that are summed and moved at once
+_STEP = 1 << 16  # bytes of a message that are made room for at once
 
 
 class ProtocolError(ConnectionError):
@@ -194,14 +195,18 @@ def read_payload(sock: socket.socket, frame: Frame, key: bytes, buffer) -> None:
 async def receive_message(sock: socket.socket, frame: Frame) -> dict[str, Any]:
     """The control message whose header was read; ProtocolError for anything else."""
     _check_message(frame)
-    data = bytearray(frame.num_bytes + _SUM.size)
-    await _receive(sock, data)
+    data, left = bytearray(), frame.num_bytes + _SUM.size
+    while left:  # a length that a peer only claims, before it says its token, takes no memory
+        piece = bytearray(min(left, _STEP))
+        await _receive(sock, piece)
+        data += piece
+        left -= len(piece)
     payload = data[: frame.num_bytes]
     if _SUM.pack(xxhash.xxh3_64_intdigest(frame.head + payload)) != data[frame.num_bytes :]:
         raise ProtocolError(f"a message of kind {frame.kind}: wrong checksum")
     try:
         message = json.loads(payload or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError("a message is no JSON") from error
     if not isinstance(message, dict):
         raise ProtocolError("a message is no JSON object")
