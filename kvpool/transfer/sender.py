@@ -22,6 +22,9 @@ from kvpool.transfer.parcels import Outline, outline, parcel_key
 from kvpool.transfer.plan import TransferPlan, plan
 from kvpool.transfer.shards import Shards
 
+_AGAIN = 0.05  # seconds until a listener that found no room tries again
+_MOST_RANKS = 1 << 16  # of a receiver: what it says is planned for before anything is sent
+
 
 class Sender:
     """A listener and the offers that it serves."""
@@ -44,8 +47,11 @@ class Sender:
         """Listens, and returns the port; 0 takes a free one.
 
         Raises:
-          SpecError: for a port in use, or an address beyond this machine without a token.
+          SpecError: for a port in use or none at all, an address beyond this machine without a
+            token, or when it listens already.
         """
+        if self._listener:
+            raise SpecError(f"listen: this sender listens on port {self.port} already")
         if not _is_loopback(host) and not self.token:
             raise SpecError(f"host: {host} can be reached from other machines; give a token")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -55,9 +61,10 @@ class Sender:
         try:
             listener.bind((host, port))
             listener.listen(128)
-        except OSError as error:
+        except (OSError, OverflowError, TypeError, UnicodeError) as error:
             listener.close()
-            raise SpecError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise SpecError(f"port: cannot listen on {host}:{port}: {reason}") from error
         self._listener, self.port = listener, listener.getsockname()[1]
         self._start(self._accept(listener))
         return self.port
@@ -107,6 +114,7 @@ class Sender:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener:
             self._listener.close()
+            self._listener = None
 
     def _start(self, work) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -116,11 +124,16 @@ class Sender:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, _ = await loop.sock_accept(listener)
-            self._start(self._serve(wire.prepared(sock, self.timeout)))
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError:  # such as too many open files, which others may close
+                await asyncio.sleep(_AGAIN)
+                continue
+            self._start(self._serve(sock))
 
     async def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(ConnectionError, TimeoutError, OSError):
+            wire.prepared(sock, self.timeout)
             async with asyncio.timeout(self.timeout):
                 frame = await wire.receive_header(sock)
                 if frame.kind != wire.HELLO:
@@ -129,16 +142,15 @@ class Sender:
             try:
                 offer, agreed, stream = self._agree(hello)
             except (SpecError, wire.ProtocolError) as error:
-                await wire.send_message(sock, wire.REFUSE, 0, {"reason": str(error)})
+                async with asyncio.timeout(self.timeout):
+                    await wire.send_message(sock, wire.REFUSE, 0, {"reason": str(error)})
                 return
             with contextlib.suppress(SpecError):  # items that are gone: the stream just ends
                 await self._stream(sock, offer, agreed, stream)
 
     def _agree(self, hello: dict):
         """(offer, plan, stream) of a hello; SpecError or ProtocolError naming what is wrong."""
-        if self.token and not hmac.compare_digest(
-            str(hello.get("token")).encode(), self.token.encode()
-        ):
+        if self.token and not _is_token(hello.get("token"), self.token):
             raise SpecError("token: wrong or missing")
         request = hello.get("request")
         offer = self.offers.get(request) if isinstance(request, (int, str)) else None
@@ -167,7 +179,8 @@ class Sender:
             offer.outcome = offer.outcome or stream.outcome
         offer.notify()
         lacks = {name: sorted(of_group.items()) for name, of_group in offer.lacks.items()}
-        await wire.send_message(sock, wire.ACCEPT, channel, {"lacks": lacks})
+        async with asyncio.timeout(self.timeout):
+            await wire.send_message(sock, wire.ACCEPT, channel, {"lacks": lacks})
         if not stream.outcome:
             await self._send(sock, offer, agreed, stream, channel)
 
@@ -188,9 +201,11 @@ class Sender:
             try:
                 await asyncio.wait_for(news.wait(), self.timeout / 4)
             except TimeoutError:
-                await wire.send(sock, wire.PING, channel)
+                async with asyncio.timeout(self.timeout):
+                    await wire.send(sock, wire.PING, channel)
                 offer.active = time.monotonic()
-        await wire.send(sock, wire.END, channel)
+        async with asyncio.timeout(self.timeout):
+            await wire.send(sock, wire.END, channel)
 
 
 def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int, numbers) -> int:
@@ -242,7 +257,15 @@ def _shards(hello: dict) -> Shards:
     shards = hello.get("shards")
     if not isinstance(shards, list) or len(shards) != 2:
         raise wire.ProtocolError(f"wanted shards, got {shards!r:.80}")
-    return Shards(*shards)
+    found = Shards(*shards)
+    if found.ranks > _MOST_RANKS:
+        raise wire.ProtocolError(f"shards: wanted at most {_MOST_RANKS} ranks, got {shards!r:.80}")
+    return found
+
+
+def _is_token(said, token: str) -> bool:
+    said = said.encode(errors="replace") if isinstance(said, str) else b""
+    return hmac.compare_digest(said, token.encode())
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,12 +6,19 @@ import socket
 import tracemalloc
 
 import pytest
-from machines import SPEC
+from machines import SPEC, Machine, close, serve
 
 import kvpool as kv
-from kvpool.transfer import Inbox, TransferError, fetch, wire
+from kvpool.transfer import Inbox, Shards, TransferError, fetch, wire
+from kvpool.transfer.receiver import _Call
 
 DEEP = b'{"lacks": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def filled():
+    source = Machine()
+    source.fill(1, 21)
+    return source
 
 
 def frame(kind, message, channel=0):
@@ -73,3 +80,84 @@ async def fetch_from(answer, **options):
 def test_an_answer_too_deep_to_read_ends_the_fetch(kind):
     with pytest.raises(TransferError, match="a message is no JSON"):
         asyncio.run(fetch_from(frame(kind, DEEP)))
+
+
+async def answered(peer, message):
+    """The bytes that a sender answers a hello with."""
+    reader, writer = await asyncio.open_connection(*peer)
+    writer.write(frame(wire.HELLO, message))
+    try:
+        return await asyncio.wait_for(reader.read(), 5.0)
+    finally:
+        writer.close()
+
+
+def hello_of(plan, request="r", **changed):
+    return _Call(Inbox(plan, 0), request, {}, None, 1, 1.0, 0)._hello(0, 0) | changed
+
+
+@pytest.mark.parametrize("token", ["\ud800", None, 7, [], "None"])
+def test_what_is_no_token_is_refused(token):
+    async def run():
+        senders, peers = await serve(filled(), 1, "r", token="None" if token is None else "t")
+        got = await answered(peers[0], hello_of(kv.transfer.plan(SPEC, 21), token=token))
+        await close(senders)
+        assert b"token: wrong or missing" in got
+
+    asyncio.run(run())
+
+
+def test_a_receiver_of_a_million_ranks_is_refused_before_it_is_planned_for():
+    plan = kv.transfer.plan(SPEC, 21, receiver=Shards(1, 10**6))
+    hello = hello_of(
+        kv.transfer.plan(SPEC, 21), shards=[1, 10**6], agreement=plan.agreement.to_dict(),
+        digest=plan.digest,
+    )  # fmt: skip
+
+    async def run():
+        senders, peers = await serve(filled(), 1, "r")
+        got = await answered(peers[0], hello)
+        await close(senders)
+        assert b"shards: wanted at most 65536 ranks, got [1, 1000000]" in got
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_does_not_read_its_refusal_is_given_up():
+    hello = hello_of(kv.transfer.plan(SPEC, 21))
+    hello["agreement"] = {"versions": [1, 1], "facts": {"a": "x" * (12 << 20)}}
+
+    async def run():
+        senders, peers = await serve(filled(), 1, "r", timeout=0.3)
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(peer, peers[0])
+            await loop.sock_sendall(peer, frame(wire.HELLO, hello))
+            await asyncio.sleep(1.0)
+            assert len(senders[0]._tasks) == 1  # the listener's
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_a_listener_outlives_having_no_files_left(monkeypatch):
+    async def run():
+        loop, refusals = asyncio.get_running_loop(), [OSError(24, "Too many open files")] * 2
+        accept = loop.sock_accept
+
+        async def short_of_files(listener):
+            if refusals:
+                raise refusals.pop()
+            return await accept(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", short_of_files)
+        senders, peers = await serve(filled(), 1, "r")
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        await fetch(inbox, "r", peers, timeout=1.0, retries=0)
+        assert not refusals
+        assert inbox.arrivals.ready
+        await close(senders)
+
+    asyncio.run(run())

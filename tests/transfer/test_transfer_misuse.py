@@ -53,7 +53,12 @@ def test_a_port_in_use_and_an_open_address_without_token_are_refused():
             with pytest.raises(kv.SpecError, match="can be reached from other machines"):
                 await second.listen(host)
         third = Sender(token="t")
+        for port, told in ((70000, "port must be 0-65535"), ("1", "'str' object")):
+            with pytest.raises(kv.SpecError, match=f"cannot listen on 127.0.0.1:{port}: .*{told}"):
+                await third.listen(port=port)
         await third.listen("0.0.0.0")
+        with pytest.raises(kv.SpecError, match=f"listens on port {third.port} already"):
+            await third.listen()
         await close([first, second, third])
 
     asyncio.run(run())
