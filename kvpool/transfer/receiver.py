@@ -17,6 +17,7 @@ import numpy as np
 
 from kvpool.status import SpecError
 from kvpool.transfer import wire
+from kvpool.transfer.answers import lacks_of
 from kvpool.transfer.arrivals import Arrivals
 from kvpool.transfer.offer import as_slice, local_items, places_of
 from kvpool.transfer.parcels import MAX_BYTES, outline, parcel_key, unpack
@@ -223,7 +224,7 @@ class _Call:
         channel = wire.channel_of(self.inbox.plan, self.request, sender, self.inbox.rank)
         if frame.kind != wire.ACCEPT or frame.channel != channel:
             raise wire.ProtocolError(f"an answer to another request, {frame.channel:#x}")
-        self.inbox.lacks.update(_lacks(answer))
+        self.inbox.lacks.update(lacks_of(answer, self.inbox.plan))
         await wire.in_thread(sock, self._parcels, sender, stream, channel)
 
     def _parcels(self, sock: socket.socket, sender: int, stream: int, channel: int) -> None:
@@ -268,15 +269,3 @@ class _Call:
                 inbox.put(sender, number, data)
             inbox.arrivals.add(sender, number)
         return scratch
-
-
-def _lacks(message: dict) -> dict[str, dict[int, int]]:
-    """What an ACCEPT says of blocks that lack tokens at their start."""
-    try:
-        lacks = {
-            str(name): {int(item): int(tokens) for item, tokens in of_group}
-            for name, of_group in message.get("lacks", {}).items()
-        }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise wire.ProtocolError(f"wanted what blocks lack, got {message!r:.80}") from error
-    return lacks

@@ -60,7 +60,7 @@ def test_long_messages_come_whole():
     assert asyncio.run(received(frame(wire.HELLO, message))) == message
 
 
-async def fetch_from(answer, **options):
+async def fetch_from(answer, plan=None):
     """Fetches from a sender that answers every hello with these bytes."""
 
     async def serve(reader, writer):
@@ -69,11 +69,11 @@ async def fetch_from(answer, **options):
         await writer.drain()
         writer.close()
 
-    inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+    inbox = Inbox(plan or kv.transfer.plan(SPEC, 21), 0)
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         peers = {0: server.sockets[0].getsockname()}
-        await fetch(inbox, "r", peers, timeout=1.0, retries=0, **options)
+        await fetch(inbox, "r", peers, timeout=1.0, retries=0)
 
 
 @pytest.mark.parametrize("kind", [wire.ACCEPT, wire.REFUSE, wire.HELLO])
@@ -161,3 +161,21 @@ def test_a_listener_outlives_having_no_files_left(monkeypatch):
         await close(senders)
 
     asyncio.run(run())
+
+
+SHORT = kv.CacheSpec.from_layers([kv.ChunkedLocal(2, 1, 4)], block_size=8)
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [b'{"chunk2": [[0, 7]]}', b'{"chunk2": [[0, 10000000000]]}', b'{"chunk2": [[0, -3]]}',
+     b'{"chunk2": [[Infinity, 1]]}', b'{"chunk2": [[0, 1e999]]}', b'{"chunk2": [["0", 4]]}',
+     b'{"chunk2": [[0, 4, 4]]}', b'{"full": [[0, 4]]}', b'{"chunk2": 4}', b"[]"],
+)  # fmt: skip
+def test_blocks_that_lack_what_cannot_be_end_the_fetch(lacks):
+    """With 7 tokens in chunks of 2 the query at 7 reads from 6 on."""
+    plan = kv.transfer.plan(SHORT, 7)
+    channel = wire.channel_of(plan, "r", 0, 0)
+    answer = frame(wire.ACCEPT, b'{"lacks": ' + lacks + b"}", channel)
+    with pytest.raises(TransferError, match="wanted what blocks lack, got"):
+        asyncio.run(fetch_from(answer, plan))
