@@ -8,6 +8,7 @@ import numpy as np
 
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
+from kvpool.transfer.keys import checked_request
 from kvpool.transfer.parcels import Outline, Parcel, pack
 from kvpool.transfer.plan import TransferPlan, plan
 from kvpool.transfer.shards import Shards, rank_groups
@@ -40,8 +41,11 @@ class Offer:
           shards, rank: which part of the cache this is.
           snapshots: as in `plan`.
           lacks: {group: {column: tokens}}, of blocks that lack tokens at their start.
+
+        Raises:
+          SpecError: as `plan`; for a request that `keys.checked_request` refuses.
         """
-        self.request, self.spec, self.num_tokens = request, spec, num_tokens
+        self.request, self.spec, self.num_tokens = checked_request(request), spec, num_tokens
         self.shards, self.rank, self.snapshots = shards, rank, tuple(snapshots)
         self.lacks = {name: dict(of_group) for name, of_group in (lacks or {}).items()}
         whole = plan(spec, num_tokens, shards, shards, snapshots=self.snapshots)

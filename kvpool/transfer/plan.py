@@ -19,7 +19,7 @@ from kvpool.regions import token_count
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
 from kvpool.transfer.agreement import Agreement, agreement
-from kvpool.transfer.keys import Key
+from kvpool.transfer.keys import Key, checked_request
 from kvpool.transfer.shards import Lane, Shards, check_degrees, lanes, rank_groups
 
 LACKS, TAIL, STATE, SNAPSHOT = "receiver lacks", "live tail", "state at the end", "snapshot asked"
@@ -86,6 +86,17 @@ class TransferPlan:
             np.concatenate([none, *(np.arange(s.start, s.stop) for s in spans)])
             for spans in self.spans
         )
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """The lengths whose states are sent besides the one at the end."""
+        states = (spans for spans in self.spans if spans and spans[0].reason == SNAPSHOT)
+        return tuple(span.start for span in next(states, ()) if span.reason == SNAPSHOT)
+
+    def given(self, receiver_has: Mapping[str, Any] | None) -> "TransferPlan":
+        """The same plan for a receiver that holds this."""
+        sides = self.sender, self.receiver
+        return plan(self.spec, self.num_tokens, *sides, receiver_has, self.snapshots)
 
     def items(self, group: str) -> np.ndarray:
         """The items i64[K] of a group in order: columns, or the lengths of states."""
@@ -181,7 +192,7 @@ class TransferPlan:
 
     def keys(self, request: int | str, sender: int, receiver: int) -> Iterator[Key]:
         """The key of every layer of every item that one rank sends another, in order."""
-        number = sender * self.receiver.ranks + receiver
+        request, number = checked_request(request), sender * self.receiver.ranks + receiver
         for piece in self.pieces(sender, receiver):
             for item in piece.items:
                 for layer, tag in owners(self.spec)[piece.group]:
