@@ -15,10 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.buffers import positive
+from kvpool.schema import count
 from kvpool.status import SpecError
 from kvpool.transfer import wire
 from kvpool.transfer.answers import lacks_of
 from kvpool.transfer.arrivals import Arrivals
+from kvpool.transfer.keys import checked_request
 from kvpool.transfer.offer import as_slice, local_items, places_of
 from kvpool.transfer.parcels import MAX_BYTES, outline, parcel_key, unpack
 from kvpool.transfer.plan import TransferPlan
@@ -114,14 +117,19 @@ async def fetch(
       retries: how often a stream connects again.
 
     Raises:
+      SpecError: for arguments that cannot be, and masks that the plan was not made with.
       Refused: by a sender, with its reason.
       TransferError: when streams broke too often; the inbox keeps what came.
     """
     missing = sorted(set(inbox.arrivals.outlines) - set(peers))
     if missing:
         raise SpecError(f"peers: wanted senders {missing} too")
-    if streams < 1 or retries < 0:
-        raise SpecError(f"streams, retries: wanted at least 1 and 0, got {streams}, {retries}")
+    peers = {sender: wire.address(f"peers[{sender}]", peer) for sender, peer in peers.items()}
+    streams, retries = positive("streams", streams), count("retries", retries)
+    timeout, token = wire.seconds("timeout", timeout), wire.token_text(token)
+    request = checked_request(request)
+    if inbox.plan.given(has) != inbox.plan:
+        raise SpecError("has: the plan was made with other masks")
     call = _Call(inbox, request, has or {}, token, streams, timeout, retries)
     await call.run(peers)
     return inbox

@@ -35,8 +35,11 @@ class Sender:
         Args:
           token: what a peer has to say.
           timeout: seconds after which a peer that takes nothing, or says nothing, is given up.
+
+        Raises:
+          SpecError: for a token that is no text, or a timeout that is none.
         """
-        self.token, self.timeout = token, timeout
+        self.token, self.timeout = wire.token_text(token), wire.seconds("timeout", timeout)
         self.offers: dict[int | str, Offer] = {}
         self.port = 0
         self.sent = 0  # bytes of payload

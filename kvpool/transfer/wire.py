@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from kvpool.status import SpecError
 from kvpool.transfer.plan import TransferPlan
 
 HELLO, ACCEPT, REFUSE, DATA, END, PING = range(1, 7)
@@ -50,18 +51,58 @@ def channel_of(plan: TransferPlan, request: int | str, sender: int, receiver: in
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-async def connect(host: str, port: int, timeout: float) -> socket.socket:
-    """A connected socket, as `prepared`; or OSError."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    sock = prepared(socket.socket(family, kind, protocol), timeout)
+def address(name: str, peer) -> tuple[str, int]:
+    """(host, port) of such a pair; SpecError for what is none."""
     try:
-        await loop.sock_connect(sock, address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        host, port = peer
+    except (TypeError, ValueError):
+        host = port = None
+    if not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
+        raise SpecError(f"{name}: wanted (host, port from 1 to 65535), got {peer!r:.80}")
+    return host, port
+
+
+def seconds(name: str, value) -> float:
+    """A time that sockets and event loops both take; SpecError for another."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 1e-3 <= value <= 1e6:
+        raise SpecError(f"{name}: wanted seconds from 0.001 to 1,000,000, got {value!r}")
+    return float(value)
+
+
+def token_text(token: str | None) -> str | None:
+    """A token, or None for none; SpecError for another, which no message could carry."""
+    with contextlib.suppress(AttributeError, UnicodeEncodeError):
+        if token is None or token.encode():
+            return token
+    raise SpecError("token: wanted a text of at least one character, or None")
+
+
+async def connect(host: str, port: int, timeout: float) -> socket.socket:
+    """A socket, as `prepared`, connected to the first of a host's addresses that answers.
+
+    Raises:
+      OSError: where none does; that of the last.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"no host has the name {host!r:.80}") from error
+    for family, kind, protocol, _, where in found:
+        sock = prepared(socket.socket(family, kind, protocol), timeout)
+        try:
+            await loop.sock_connect(sock, where)
+        except OSError:
+            sock.close()
+            if where == found[-1][-1]:
+                raise
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise OSError(f"the host {host!r:.80} has no address")
 
 
 def prepared(sock: socket.socket, timeout: float) -> socket.socket:

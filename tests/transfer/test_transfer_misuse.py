@@ -153,3 +153,65 @@ def test_large_parcels_and_their_cancelling():
         assert not sender._tasks
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"streams": 1.5}, "streams: wanted an integer of at least 1, got 1.5"),
+        ({"retries": -1}, "retries: wanted an integer of at least 0, got -1"),
+        ({"timeout": 0}, "timeout: wanted seconds from 0.001 to 1,000,000, got 0"),
+        ({"timeout": float("inf")}, "timeout: wanted seconds from 0.001 to 1,000,000, got inf"),
+        ({"timeout": None}, "timeout: wanted seconds from 0.001 to 1,000,000, got None"),
+        ({"token": b"t"}, "token: wanted a text"),
+        ({"token": "\ud800"}, "token: wanted a text"),
+        ({"request": None}, "request: wanted an integer from 0 to"),
+        ({"peers": {0: None}}, r"peers\[0\]: wanted \(host, port from 1 to 65535\), got None"),
+        ({"peers": {0: (HOST, 70000)}}, r"peers\[0\]: wanted \(host, port"),
+        ({"peers": {0: (HOST, "1")}}, r"peers\[0\]: wanted \(host, port"),
+        ({"has": {"full": np.array([True])}}, "has: the plan was made with other masks"),
+        ({"has": {"all": np.array([True])}}, "no group 'all'"),
+    ],
+)
+def test_a_fetch_that_cannot_be_is_refused_before_it_connects(wrong, told):
+    given = {"request": "r", "peers": {0: (HOST, 1)}, **wrong}
+    with pytest.raises(kv.SpecError, match=told):
+        asyncio.run(fetch(Inbox(kv.transfer.plan(SPEC, 21), 0), **given))
+
+
+@pytest.mark.parametrize("wrong", [{"token": b"t"}, {"timeout": float("inf")}, {"timeout": 0}])
+def test_a_sender_that_cannot_be(wrong):
+    with pytest.raises(kv.SpecError, match=f"{next(iter(wrong))}: wanted"):
+        Sender(**wrong)
+
+
+def test_a_host_that_no_name_has_ends_the_fetch():
+    for host in ("a" * 300, "\ud800"):
+        with pytest.raises(TransferError, match="no host has the name"):
+            asyncio.run(fetch(Inbox(kv.transfer.plan(SPEC, 21), 0), "r", {0: (host, 1)}, retries=0))
+
+
+def test_every_address_of_a_host_is_tried(monkeypatch):
+    """As where localhost is ::1 first and 127.0.0.1 then, and the sender listens on one."""
+
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r")
+        port = peers[0][1]
+        loop, kind = asyncio.get_running_loop(), socket.SOCK_STREAM
+        addresses = [(socket.AF_INET, kind, 0, "", (host, port)) for host in ("127.0.0.2", HOST)]
+
+        async def two_addresses(host, *_, **__):
+            return addresses
+
+        monkeypatch.setattr(loop, "getaddrinfo", two_addresses)
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        await fetch(inbox, "r", {0: ("localhost", port)}, retries=0)
+        assert inbox.arrivals.ready
+        addresses.pop()
+        with pytest.raises(TransferError, match="Connect call failed"):
+            await fetch(Inbox(inbox.plan, 0), "r", {0: ("localhost", port)}, retries=0)
+        await close(senders)
+
+    asyncio.run(run())
