@@ -43,12 +43,14 @@ class Offer:
           lacks: {group: {column: tokens}}, of blocks that lack tokens at their start.
 
         Raises:
-          SpecError: as `plan`; for a request that `keys.checked_request` refuses.
+          SpecError: as `plan`; for a rank that there is not, or a request that
+            `keys.checked_request` refuses.
         """
         self.request, self.spec, self.num_tokens = checked_request(request), spec, num_tokens
         self.shards, self.rank, self.snapshots = shards, rank, tuple(snapshots)
         self.lacks = {name: dict(of_group) for name, of_group in (lacks or {}).items()}
         whole = plan(spec, num_tokens, shards, shards, snapshots=self.snapshots)
+        shards.check_rank(rank)
         self.items = local_items(whole, shards, rank)
         groups = rank_groups(spec, shards.heads)
         self.blocks = [
@@ -70,22 +72,26 @@ class Offer:
         Args:
           data: u8[K, bytes], or words as `export_blocks` gives them: K items, of which only the
             bytes of `layers` are taken.
-          layers: places in the group; None: all.
+          layers: places in the group, one after the other; None: all.
           items: which i64[K], as in `items`; None: all of the group.
 
         Raises:
-          SpecError: for items that are not offered, or data of another size.
+          SpecError: for items that are not offered, layers that there are not, or data of another
+            size.
         """
         index = self.spec.group_index(group)
+        every = range(len(self.spec.groups[index].layers))
+        layers = every if layers is None else layers
+        if not isinstance(layers, range) or every[layers.start : layers.stop] != layers:
+            raise SpecError(f"layers: wanted a range of {every} without gaps, got {layers!r}")
         places = slice(None) if items is None else self.places(index, items)
         data = as_bytes(data)
         wanted = self.blocks[index][places].shape
         if data.shape != wanted:
             raise SpecError(f"data: wanted u8{list(wanted)}, got u8{list(data.shape)}")
-        step = wanted[1] // len(self.spec.groups[index].layers)
-        layers = range(len(self.spec.groups[index].layers)) if layers is None else layers
+        step = wanted[1] // len(every)
         part = slice(layers.start * step, layers.stop * step)
-        if items is None and len(layers) == len(self._here[index]):
+        if items is None and layers == every:
             self.blocks[index] = data  # the caller's own array, and no copy
         else:
             self.blocks[index][places, part] = data[:, part]

@@ -157,8 +157,7 @@ class TransferPlan:
         for name, rank, side in (
             ("sender", sender, self.sender), ("receiver", receiver, self.receiver),
         ):  # fmt: skip
-            if not 0 <= rank < side.ranks:
-                raise SpecError(f"{name}: wanted a rank from 0 to {side.ranks - 1}, got {rank}")
+            side.check_rank(rank, name)
             ends.append(divmod(rank, side.heads))
         (way_out, head), (way_in, receiving) = ends
         for index, group in enumerate(self.spec.groups):

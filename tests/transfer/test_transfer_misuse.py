@@ -9,7 +9,7 @@ import pytest
 from machines import HOST, SPEC, Machine, close, serve
 
 import kvpool as kv
-from kvpool.transfer import Inbox, Offer, Refused, Sender, TransferError, fetch, wire
+from kvpool.transfer import Inbox, Offer, Refused, Sender, Shards, TransferError, fetch, wire
 
 
 def test_refusals_name_what_is_wrong():
@@ -215,3 +215,26 @@ def test_every_address_of_a_host_is_tried(monkeypatch):
         await close(senders)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("rank", [4, -1, 0.5, None])
+def test_a_rank_that_there_is_not(rank):
+    """Nothing would come to it or from it, and an inbox of nothing is full from the start."""
+    with pytest.raises(kv.SpecError, match=f"rank: wanted a rank from 0 to 3, got {rank}"):
+        Offer("r", SPEC, 21, Shards(4), rank)
+    with pytest.raises(kv.SpecError, match=f"rank: wanted a rank from 0 to 3, got {rank}"):
+        Inbox(kv.transfer.plan(SPEC, 21, Shards(2), Shards(2, 2)), rank)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [range(0, 4, 2), range(-1, 2), range(2, 9), range(4, 8), range(3, -1, -1), [0, 1]],
+)
+def test_layers_that_there_are_not_are_not_put(layers):
+    spec = kv.CacheSpec.from_layers([kv.FullAttention(1, 4)] * 4, block_size=4)
+    offer = Offer("r", spec, 8)
+    with pytest.raises(kv.SpecError, match="layers: wanted a range of"):
+        offer.put("full", np.ones((2, 4 * 64), np.uint8), layers)
+    assert not offer._here[0].any()
+    offer.put("full", np.ones((2, 4 * 64), np.uint8), range(1, 3))
+    assert offer._here[0].tolist() == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
