@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvpool.buffers import positive
 from kvpool.group import Group
 from kvpool.regions import token_count
 from kvpool.spec import CacheSpec
@@ -236,8 +237,8 @@ def plan(
         mask that is none, a snapshot that is not below num_tokens.
     """
     num_tokens = _checked(spec, num_tokens, sender, receiver, receiver_has)
-    lengths = sorted(set(snapshots))
-    if lengths and not 1 <= lengths[0] <= lengths[-1] < num_tokens:
+    lengths = sorted({positive("snapshots", length) for length in snapshots})
+    if lengths and lengths[-1] >= num_tokens:
         raise SpecError(f"snapshots: wanted lengths from 1 to {num_tokens - 1}, got {lengths}")
     spans = tuple(
         _states(group, num_tokens, receiver_has, lengths)

@@ -212,6 +212,7 @@ class _Call:
             "agreement": inbox.plan.agreement.to_dict(),
             "digest": inbox.plan.digest,
             "num_tokens": inbox.plan.num_tokens,
+            "snapshots": inbox.plan.snapshots,
             "shards": [inbox.plan.receiver.heads, inbox.plan.receiver.context],
             "receiver": inbox.rank,
             "has": {name: wire.bits_to_text(mask) for name, mask in self.has.items()},

@@ -168,8 +168,11 @@ class Sender:
         masks = {name: wire.bits_from_text(bits) for name, bits in has.items()}
         agreed = plan(offer.spec, offer.num_tokens, offer.shards, receiver, masks, offer.snapshots)
         if agreed.digest != hello.get("digest"):
-            there = hello.get("num_tokens")
-            raise SpecError(f"plans differ: {offer.num_tokens} tokens here, {there!r:.20} there")
+            there = f"{hello.get('num_tokens')!r:.20} and {hello.get('snapshots')!r:.200}"
+            raise SpecError(
+                f"plans differ: {offer.num_tokens} tokens and snapshots at "
+                f"{list(agreed.snapshots)} here, {there} there"
+            )
         return offer, agreed, _Stream.of(hello, agreed, offer)
 
     async def _stream(self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream") -> None:

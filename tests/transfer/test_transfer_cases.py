@@ -75,6 +75,12 @@ def test_snapshots_that_a_policy_asks_for_come_before_the_state_at_the_end():
     assert [plan.reason("state", n) for n in (8, 21)] == ["snapshot asked", "state at the end"]
     with pytest.raises(kv.SpecError, match=r"snapshots: wanted lengths from 1 to 20, got \[21\]"):
         kv.transfer.plan(SMALL, 21, snapshots=[21])
+    for none in (1.5, True, "8", 0):
+        with pytest.raises(kv.SpecError, match="snapshots: wanted an integer of at least 1"):
+            kv.transfer.plan(SMALL, 21, snapshots=[none])
+    counted = kv.transfer.plan(SMALL, 21, snapshots=np.array([16, 8]))
+    assert (counted, counted.digest) == (plan, plan.digest)
+    assert counted.snapshots == (8, 16)
 
 
 @pytest.mark.parametrize(

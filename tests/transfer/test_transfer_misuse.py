@@ -25,7 +25,13 @@ def test_refusals_name_what_is_wrong():
             ("r", SPEC, 21, "secre", "token: wrong or missing"),
             ("q", SPEC, 21, "secret", "no request 'q' is offered"),
             (1, SPEC, 21, "secret", "no request 1 is offered"),
-            ("r", SPEC, 22, "secret", "plans differ: 21 tokens here, 22 there"),
+            (
+                "r",
+                SPEC,
+                22,
+                "secret",
+                "plans differ: 21 tokens and snapshots at [] here, 22 and [] there",
+            ),
             ("r", other, 21, "secret", "group window8: window 8;"),
         ]
         for request, spec, tokens, token, message in cases:
@@ -33,6 +39,11 @@ def test_refusals_name_what_is_wrong():
             with pytest.raises(Refused, match=re.escape(message)):
                 await fetch(inbox, request, peers, token=token)
             assert inbox.received == 0
+        inbox = Inbox(kv.transfer.plan(SPEC, 21, snapshots=[8]), 0)
+        with pytest.raises(
+            Refused, match=r"21 tokens and snapshots at \[\] here, 21 and \[8\] there"
+        ):
+            await fetch(inbox, "r", peers, token="secret")
         assert senders[0].sent == 0
         with pytest.raises(kv.SpecError, match="request 'r' is offered already"):
             senders[0].offer(Offer("r", SPEC, 3))
