@@ -112,7 +112,7 @@ async def fetch(
     Args:
       inbox: of a plan and a rank; one that a failed call has filled in part goes on from there.
       request: its name at the sender.
-      peers: {sender's rank: (host, port)}.
+      peers: {sender's rank: (host, port)}; those that send nothing are told how it ended too.
       has: the masks that the plan was made with.
       streams: connections to each sender.
       timeout: seconds without a byte after which a connection is given up.
@@ -189,10 +189,11 @@ class _Call:
         )
 
     async def tell(self, peers, outcome: str) -> None:
-        """Tells every sender how it ended; one that cannot be told finds out by waiting."""
-        await asyncio.gather(
-            *(self._tell(peers[sender], sender, outcome) for sender in self.inbox.arrivals.outlines)
-        )
+        """Tells every sender how it ended, also one that had nothing to send.
+
+        One that cannot be told finds out by waiting.
+        """
+        await asyncio.gather(*(self._tell(peers[sender], sender, outcome) for sender in peers))
 
     async def _tell(self, peer: tuple[str, int], sender: int, outcome: str) -> None:
         hello = {**self._hello(sender, 0), "outcome": outcome}
@@ -206,6 +207,7 @@ class _Call:
 
     def _hello(self, sender: int, stream: int) -> dict:
         inbox = self.inbox
+        here = inbox.arrivals.here(sender) if sender in inbox.arrivals.outlines else ()
         return {
             "token": self.token,
             "request": self.request,
@@ -220,7 +222,7 @@ class _Call:
             "by_layer": inbox.by_layer,
             "streams": self.streams,
             "stream": stream,
-            "here": wire.bits_to_text(inbox.arrivals.here(sender)),
+            "here": wire.bits_to_text(here),
         }
 
     async def _receive(self, sock: socket.socket, sender: int, stream: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from machines import HOST, SPEC, Machine, close, receive, serve
 
 import kvpool as kv
-from kvpool.transfer import Inbox, Offer, Sender, fetch, rows
+from kvpool.transfer import Inbox, Offer, Sender, Shards, fetch, rows
 
 
 def test_a_receiver_that_holds_a_part_ends_bit_equal_to_a_cold_transfer():
@@ -191,3 +191,23 @@ def test_a_resumed_fetch_asks_only_for_what_is_missing():
         await close(senders)
 
     asyncio.run(run())
+
+
+def test_a_sender_that_has_nothing_to_send_hears_of_the_end():
+    """What four ranks have alike the first sends; or the receiver has everything already."""
+    latent = kv.CacheSpec.from_layers([kv.LatentAttention(4, 2)], block_size=4)
+
+    async def run(has):
+        plan = kv.transfer.plan(latent, 9, Shards(4), Shards(1), receiver_has=has)
+        senders, peers = [Sender() for _ in range(4)], {}
+        offers = [Offer("r", latent, 9, Shards(4), rank) for rank in range(4)]
+        for rank, (sender, offer) in enumerate(zip(senders, offers, strict=True)):
+            peers[rank] = (HOST, await sender.listen())
+            sender.offer(offer).put("latent", offer.blocks[0])
+        assert plan.pairs == (() if has else ((0, 0),))
+        await fetch(Inbox(plan, 0), "r", peers, has=has)
+        assert [offer.outcome for offer in offers] == ["delivered"] * 4
+        await close(senders)
+
+    for has in (None, {"latent": np.ones(3, bool)}):
+        asyncio.run(run(has))
