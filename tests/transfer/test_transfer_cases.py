@@ -247,6 +247,15 @@ def test_pooling_need_not_agree():
     assert agreement(SMALL, one, one).settle(agreement(elastic, one, one)) == 1
 
 
+def test_the_form_in_which_specs_are_written_need_not_agree(monkeypatch):
+    """As while one side runs a newer release already."""
+    ours, written = agreement(SMALL, Shards(1), Shards(1)), SMALL.to_dict()
+    monkeypatch.setattr(kv.CacheSpec, "to_dict", lambda _: {**written, "schema_version": 99})
+    theirs = agreement(SMALL, Shards(1), Shards(1))
+    assert ours.settle(theirs) == 1
+    assert ours.digest == theirs.digest
+
+
 MIB = 1 << 20
 
 
