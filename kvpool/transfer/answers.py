@@ -7,6 +7,14 @@ from kvpool.transfer import wire
 from kvpool.transfer.plan import TransferPlan
 
 
+def version_of(answer: Mapping[str, Any], plan: TransferPlan) -> int:
+    """The version that the sender chose; ProtocolError for one that is not spoken here."""
+    version, (oldest, newest) = answer.get("version"), plan.agreement.versions
+    if type(version) is not int or not oldest <= version <= newest:
+        raise wire.ProtocolError(f"wanted a version from {oldest} to {newest}, got {version!r:.80}")
+    return version
+
+
 def lacks_of(answer: Mapping[str, Any], plan: TransferPlan) -> dict[str, dict[int, int]]:
     """{group: {column: tokens}} of blocks that lack tokens at their start, as an answer has it.
 

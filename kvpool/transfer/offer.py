@@ -1,6 +1,7 @@
 """Offer: the bytes of one sequence that a sending rank holds ready, all at once or as they come."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping
 
@@ -61,6 +62,7 @@ class Offer:
             np.zeros((len(group.layers), len(items)), bool)
             for group, items in zip(groups, self.items, strict=True)
         ]
+        self.mark = secrets.token_hex(8)  # tells it from other offers of the same name
         self.news = asyncio.Event()  # of the next notify; take it before looking for what is new
         self.served: set[int] = set()
         self.outcome: str | None = None  # "delivered", "cancelled" or "withdrawn" once it ended

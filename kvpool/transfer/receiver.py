@@ -19,7 +19,7 @@ from kvpool.buffers import positive
 from kvpool.schema import count
 from kvpool.status import SpecError
 from kvpool.transfer import wire
-from kvpool.transfer.answers import lacks_of
+from kvpool.transfer.answers import lacks_of, version_of
 from kvpool.transfer.arrivals import Arrivals
 from kvpool.transfer.keys import checked_request
 from kvpool.transfer.offer import as_slice, local_items, places_of
@@ -58,6 +58,7 @@ class Inbox:
             {sender: outline(plan, sender, rank, max_bytes, by_layer) for sender in senders}
         )
         self.lacks: dict[str, dict[int, int]] = {}
+        self.marks: dict[int, str] = {}  # of the offer of each sender that anything came from
         self.received = 0  # bytes of payload that came, also twice
         self._lock = threading.Lock()
         self.began: float | None = None  # time.perf_counter() at the first parcel's header
@@ -110,8 +111,9 @@ async def fetch(
     """Fills an inbox.
 
     Args:
-      inbox: of a plan and a rank; one that a failed call has filled in part goes on from there.
-      request: its name at the sender.
+      inbox: of a plan and a rank; one that a failed call has filled in part goes on from there, as
+        long as the senders have the same offers.
+      request: its name at the senders, which is for one sequence and no other.
       peers: {sender's rank: (host, port)}; those that send nothing are told how it ended too.
       has: the masks that the plan was made with.
       streams: connections to each sender.
@@ -237,6 +239,13 @@ class _Call:
         channel = wire.channel_of(self.inbox.plan, self.request, sender, self.inbox.rank)
         if frame.kind != wire.ACCEPT or frame.channel != channel:
             raise wire.ProtocolError(f"an answer to another request, {frame.channel:#x}")
+        version_of(answer, self.inbox.plan)
+        mark = str(answer.get("mark"))
+        if self.inbox.marks.setdefault(sender, mark) != mark:
+            raise TransferError(
+                f"request {self.request!r}: sender {sender} has another offer of this name now; "
+                "what came of the one before is of no use"
+            )
         self.inbox.lacks.update(lacks_of(answer, self.inbox.plan))
         await wire.in_thread(sock, self._parcels, sender, stream, channel)
 

@@ -161,7 +161,7 @@ class Sender:
             raise SpecError(f"no request {request!r:.80} is offered")
         receiver = _shards(hello)
         mine = plan(offer.spec, offer.num_tokens, offer.shards, receiver).agreement
-        mine.settle(Agreement.from_dict(hello.get("agreement")))
+        version = mine.settle(Agreement.from_dict(hello.get("agreement")))
         has = hello.get("has", {})
         if not isinstance(has, dict):
             raise wire.ProtocolError("wanted masks as an object")
@@ -173,7 +173,7 @@ class Sender:
                 f"plans differ: {offer.num_tokens} tokens and snapshots at "
                 f"{list(agreed.snapshots)} here, {there} there"
             )
-        return offer, agreed, _Stream.of(hello, agreed, offer)
+        return offer, agreed, _Stream.of(hello, agreed, offer, version)
 
     async def _stream(self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream") -> None:
         channel = wire.channel_of(agreed, offer.request, offer.rank, stream.receiver)
@@ -186,7 +186,8 @@ class Sender:
         offer.notify()
         lacks = {name: sorted(of_group.items()) for name, of_group in offer.lacks.items()}
         async with asyncio.timeout(self.timeout):
-            await wire.send_message(sock, wire.ACCEPT, channel, {"lacks": lacks})
+            answer = {"version": stream.version, "mark": offer.mark, "lacks": lacks}
+            await wire.send_message(sock, wire.ACCEPT, channel, answer)
         if not stream.outcome:
             await self._send(sock, offer, agreed, stream, channel)
 
@@ -232,16 +233,18 @@ def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int
 class _Stream:
     """What one connection asks for, or the outcome that it tells of."""
 
-    def __init__(self, receiver: int, listed: Outline, numbers: list[int], outcome: str | None):
+    def __init__(
+        self, receiver: int, listed: Outline, numbers: list[int], outcome: str | None, version: int
+    ):
         self.receiver, self.outline, self.numbers = receiver, listed, numbers
-        self.outcome = outcome
+        self.outcome, self.version = outcome, version
 
     def is_ready(self, offer: Offer, number: int) -> bool:
         """Whether an offer has all bytes of a parcel."""
         return offer.has(self.outline, self.outline.parcels[number])
 
     @classmethod
-    def of(cls, hello: dict, agreed: TransferPlan, offer: Offer) -> "_Stream":
+    def of(cls, hello: dict, agreed: TransferPlan, offer: Offer, version: int) -> "_Stream":
         asked = [hello.get(name) for name in ("receiver", "streams", "stream", "max_bytes")]
         receiver, streams, stream, size = (n if type(n) is int else -1 for n in asked)
         if min(receiver, streams, stream, size) < 0 or stream >= streams:
@@ -256,7 +259,7 @@ class _Stream:
         if outcome not in (None, "delivered", "cancelled"):
             raise wire.ProtocolError(f"wanted an outcome, got {outcome!r:.80}")
         numbers = [number for number in wanted if not here[number]]
-        return cls(receiver, listed, numbers, outcome)
+        return cls(receiver, listed, numbers, outcome, version)
 
 
 def _shards(hello: dict) -> Shards:

@@ -176,6 +176,30 @@ def test_blocks_that_lack_what_cannot_be_end_the_fetch(lacks):
     """With 7 tokens in chunks of 2 the query at 7 reads from 6 on."""
     plan = kv.transfer.plan(SHORT, 7)
     channel = wire.channel_of(plan, "r", 0, 0)
-    answer = frame(wire.ACCEPT, b'{"lacks": ' + lacks + b"}", channel)
+    answer = frame(wire.ACCEPT, b'{"version": 1, "lacks": ' + lacks + b"}", channel)
     with pytest.raises(TransferError, match="wanted what blocks lack, got"):
         asyncio.run(fetch_from(answer, plan))
+
+
+@pytest.mark.parametrize("version", [0, 2, True, None, "1"])
+def test_a_version_that_is_not_spoken_here_ends_the_fetch(version):
+    channel = wire.channel_of(kv.transfer.plan(SPEC, 21), "r", 0, 0)
+    with pytest.raises(TransferError, match="wanted a version from 1 to 1, got"):
+        asyncio.run(fetch_from(frame(wire.ACCEPT, {"version": version}, channel)))
+
+
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [([1, 3], b'{"version": 1, '), ([2, 3], b"no transfer: versions: 1 to 1 here, 2 to 3 there")],
+)
+def test_a_sender_settles_on_a_version_and_says_so(versions, told):
+    hello = hello_of(kv.transfer.plan(SPEC, 21))
+    hello["agreement"]["versions"] = versions
+
+    async def run():
+        senders, peers = await serve(filled(), 1, "r")
+        got = await answered(peers[0], hello)
+        await close(senders)
+        assert told in got
+
+    asyncio.run(run())

@@ -3,10 +3,11 @@
 import asyncio
 
 import numpy as np
+import pytest
 from machines import HOST, SPEC, Machine, close, receive, serve
 
 import kvpool as kv
-from kvpool.transfer import Inbox, Offer, Sender, Shards, fetch, rows
+from kvpool.transfer import Inbox, Offer, Sender, Shards, TransferError, fetch, rows
 
 
 def test_a_receiver_that_holds_a_part_ends_bit_equal_to_a_cold_transfer():
@@ -211,3 +212,28 @@ def test_a_sender_that_has_nothing_to_send_hears_of_the_end():
 
     for has in (None, {"latent": np.ones(3, bool)}):
         asyncio.run(run(has))
+
+
+def test_an_inbox_does_not_go_on_with_another_offer_of_the_same_name():
+    """As of a sender that began anew: what it has of a request of that name is another prompt's."""
+
+    async def run():
+        sender, layer = Sender(), kv.CacheSpec.from_layers([kv.FullAttention(1, 4)], block_size=4)
+        peers = {0: (HOST, await sender.listen())}
+        inbox = Inbox(kv.transfer.plan(layer, 8), 0, max_bytes=1)
+        first, second = (Offer("r", layer, 8) for _ in range(2))
+        for value, offer in ((1, first), (2, second)):
+            offer.put("full", np.full_like(offer.blocks[0][:1], value), items=[0])
+        sender.offer(first)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, streams=1, retries=1))
+        while inbox.arrivals.missing == 2:
+            await asyncio.sleep(0.01)
+        sender.withdraw(first)
+        second.put("full", np.full_like(second.blocks[0], 2))
+        sender.offer(second)
+        with pytest.raises(TransferError, match="sender 0 has another offer of this name now"):
+            await task
+        assert inbox.blocks[0][:, 0].tolist() == [1, 0]
+        await sender.close()
+
+    asyncio.run(run())
