@@ -42,7 +42,7 @@ class Inbox:
     def __init__(
         self, plan: TransferPlan, rank: int, max_bytes: int = MAX_BYTES, by_layer: bool = False
     ):
-        """An empty inbox; SpecError for a rank that there is not, or max_bytes below 1."""
+        """An empty inbox; SpecError for a rank that there is not, or max_bytes as in `outline`."""
         plan.receiver.check_rank(rank)
         self.plan, self.rank = plan, rank
         self.max_bytes, self.by_layer = max_bytes, by_layer

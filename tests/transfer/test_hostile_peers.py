@@ -203,3 +203,18 @@ def test_a_sender_settles_on_a_version_and_says_so(versions, told):
         assert told in got
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [1 << 27, 10**30])
+def test_parcels_of_a_size_that_a_stream_should_not_hold(size):
+    plan = kv.transfer.plan(SPEC, 21)
+
+    async def run():
+        senders, peers = await serve(filled(), 1, "r")
+        got = await answered(peers[0], hello_of(plan, max_bytes=size))
+        await close(senders)
+        assert b"max_bytes: wanted at most 67,108,864, got 1" in got
+
+    asyncio.run(run())
+    with pytest.raises(kv.SpecError, match="max_bytes: wanted at most 67,108,864, got 1"):
+        Inbox(plan, 0, size)
