@@ -45,9 +45,9 @@ class Frame(NamedTuple):
     head: bytes  # the header as the checksum covers it
 
 
-def channel_of(plan: TransferPlan, request: int | str, sender: int, receiver: int) -> int:
-    """The number u64 that the frames of one request and pair of ranks carry."""
-    text = f"{request!r} {sender} {receiver} {plan.digest}"
+def channel_of(plan: TransferPlan | None, request: int | str, sender: int, receiver: int) -> int:
+    """The number u64 that the frames of one request, pair of ranks and plan carry."""
+    text = f"{request!r} {sender} {receiver} {plan.digest if plan else 'any plan'}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
