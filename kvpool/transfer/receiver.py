@@ -159,10 +159,10 @@ class _Call:
                     for stream in range(self.streams):
                         group.create_task(self.stream(sender, peers[sender], stream))
         except ExceptionGroup as failed:
+            await self.tell(peers, "cancelled")
             found = [error for error in failed.exceptions if isinstance(error, TransferError)]
             if not found:
                 raise
-            await self.tell(peers, "cancelled")
             raise found[0] from None
         except asyncio.CancelledError:
             await self.tell(peers, "cancelled")
@@ -224,6 +224,7 @@ class _Call:
             "by_layer": inbox.by_layer,
             "streams": self.streams,
             "stream": stream,
+            "timeout": self.timeout,
             "here": wire.bits_to_text(here),
         }
 

@@ -143,16 +143,16 @@ class Sender:
                     raise wire.ProtocolError("wanted a hello")
                 hello = await wire.receive_message(sock, frame)
             try:
-                offer, agreed, stream = self._agree(hello)
+                offer, agreed, stream, version = self._agree(hello)
             except (SpecError, wire.ProtocolError) as error:
                 async with asyncio.timeout(self.timeout):
                     await wire.send_message(sock, wire.REFUSE, 0, {"reason": str(error)})
                 return
             with contextlib.suppress(SpecError):  # items that are gone: the stream just ends
-                await self._stream(sock, offer, agreed, stream)
+                await self._stream(sock, offer, agreed, stream, version)
 
     def _agree(self, hello: dict):
-        """(offer, plan, stream) of a hello; SpecError or ProtocolError naming what is wrong."""
+        """(offer, plan, stream, version) of a hello; SpecError or ProtocolError for a wrong one."""
         if self.token and not _is_token(hello.get("token"), self.token):
             raise SpecError("token: wrong or missing")
         request = hello.get("request")
@@ -173,9 +173,11 @@ class Sender:
                 f"plans differ: {offer.num_tokens} tokens and snapshots at "
                 f"{list(agreed.snapshots)} here, {there} there"
             )
-        return offer, agreed, _Stream.of(hello, agreed, offer, version)
+        return offer, agreed, _Stream.of(hello, agreed, offer), version
 
-    async def _stream(self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream") -> None:
+    async def _stream(
+        self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream", version: int
+    ) -> None:
         channel = wire.channel_of(agreed, offer.request, offer.rank, stream.receiver)
         if stream.outcome == "delivered":
             offer.served.add(stream.receiver)
@@ -186,7 +188,7 @@ class Sender:
         offer.notify()
         lacks = {name: sorted(of_group.items()) for name, of_group in offer.lacks.items()}
         async with asyncio.timeout(self.timeout):
-            answer = {"version": stream.version, "mark": offer.mark, "lacks": lacks}
+            answer = {"version": version, "mark": offer.mark, "lacks": lacks}
             await wire.send_message(sock, wire.ACCEPT, channel, answer)
         if not stream.outcome:
             await self._send(sock, offer, agreed, stream, channel)
@@ -206,7 +208,8 @@ class Sender:
             if offer.outcome:
                 raise ConnectionError("the offer has ended")
             try:
-                await asyncio.wait_for(news.wait(), self.timeout / 4)
+                # Often enough for whoever is the first to give up.
+                await asyncio.wait_for(news.wait(), min(self.timeout, stream.timeout) / 4)
             except TimeoutError:
                 async with asyncio.timeout(self.timeout):
                     await wire.send(sock, wire.PING, channel)
@@ -233,18 +236,19 @@ def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int
 class _Stream:
     """What one connection asks for, or the outcome that it tells of."""
 
-    def __init__(
-        self, receiver: int, listed: Outline, numbers: list[int], outcome: str | None, version: int
-    ):
+    def __init__(self, receiver: int, listed: Outline, numbers: list[int], hello: dict):
         self.receiver, self.outline, self.numbers = receiver, listed, numbers
-        self.outcome, self.version = outcome, version
+        self.outcome = hello.get("outcome")
+        self.timeout = wire.seconds("timeout", hello.get("timeout"))
+        if self.outcome not in (None, "delivered", "cancelled"):
+            raise wire.ProtocolError(f"wanted an outcome, got {self.outcome!r:.80}")
 
     def is_ready(self, offer: Offer, number: int) -> bool:
         """Whether an offer has all bytes of a parcel."""
         return offer.has(self.outline, self.outline.parcels[number])
 
     @classmethod
-    def of(cls, hello: dict, agreed: TransferPlan, offer: Offer, version: int) -> "_Stream":
+    def of(cls, hello: dict, agreed: TransferPlan, offer: Offer) -> "_Stream":
         asked = [hello.get(name) for name in ("receiver", "streams", "stream", "max_bytes")]
         receiver, streams, stream, size = (n if type(n) is int else -1 for n in asked)
         if min(receiver, streams, stream, size) < 0 or stream >= streams:
@@ -255,11 +259,8 @@ class _Stream:
         if len(here) != len(listed.parcels):
             raise wire.ProtocolError(f"wanted {len(listed.parcels)} parcels, got {len(here)}")
         wanted = range(stream, len(here), streams)
-        outcome = hello.get("outcome")
-        if outcome not in (None, "delivered", "cancelled"):
-            raise wire.ProtocolError(f"wanted an outcome, got {outcome!r:.80}")
         numbers = [number for number in wanted if not here[number]]
-        return cls(receiver, listed, numbers, outcome, version)
+        return cls(receiver, listed, numbers, hello)
 
 
 def _shards(hello: dict) -> Shards:

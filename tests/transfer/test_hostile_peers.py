@@ -218,3 +218,14 @@ def test_parcels_of_a_size_that_a_stream_should_not_hold(size):
     asyncio.run(run())
     with pytest.raises(kv.SpecError, match="max_bytes: wanted at most 67,108,864, got 1"):
         Inbox(plan, 0, size)
+
+
+@pytest.mark.parametrize("timeout", [None, 0, "1", True, float("inf"), float("nan")])
+def test_a_hello_of_no_time(timeout):
+    async def run():
+        senders, peers = await serve(filled(), 1, "r")
+        got = await answered(peers[0], hello_of(kv.transfer.plan(SPEC, 21), timeout=timeout))
+        await close(senders)
+        assert b"timeout: wanted seconds from 0.001 to" in got
+
+    asyncio.run(run())

@@ -88,6 +88,9 @@ def test_layers_are_sent_as_they_come():
         task = asyncio.ensure_future(fetch(inbox, "slow", peers, streams=1))
         seen = []
         for name, blocks in zip([g.name for g in SPEC.groups], ready.blocks, strict=True):
+            async with asyncio.timeout(5.0):
+                while inbox.arrivals.missing > 5 - len(seen):
+                    await asyncio.sleep(0.01)
             await asyncio.sleep(0.02)
             seen.append(inbox.arrivals.missing)
             items = growing.items[SPEC.group_index(name)]
@@ -235,5 +238,43 @@ def test_an_inbox_does_not_go_on_with_another_offer_of_the_same_name():
             await task
         assert inbox.blocks[0][:, 0].tolist() == [1, 0]
         await sender.close()
+
+    asyncio.run(run())
+
+
+def test_a_receiver_less_patient_than_its_sender_waits_for_a_prefill_too():
+    async def run():
+        sender, layer = Sender(timeout=30.0), kv.CacheSpec.from_layers([kv.FullAttention(1, 4)])
+        peers = {0: (HOST, await sender.listen())}
+        offer = sender.offer(Offer("r", layer, 8))
+        inbox = Inbox(kv.transfer.plan(layer, 8), 0)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, timeout=0.3, retries=0))
+        await asyncio.sleep(0.8)
+        assert not task.done()
+        offer.put("full", offer.blocks[0])
+        offer.notify()
+        await task
+        await sender.close()
+
+    asyncio.run(run())
+
+
+def test_an_error_of_our_own_ends_the_offer(monkeypatch):
+    """Such as no memory: it comes out as it is, and no sender waits for more."""
+
+    def no_memory(*_):
+        raise MemoryError
+
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r")
+        offer = senders[0].offers["r"]
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        monkeypatch.setattr(inbox, "count", no_memory)
+        with pytest.raises(ExceptionGroup, match="TaskGroup"):
+            await fetch(inbox, "r", peers)
+        assert offer.outcome == "cancelled"
+        await close(senders)
 
     asyncio.run(run())
