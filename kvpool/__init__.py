@@ -14,8 +14,8 @@ from kvpool.group import Group
 from kvpool.hf import draft_from_hf_config
 from kvpool.indices import NULL_BLOCK
 from kvpool.invariants import check
-from kvpool.mesh import Rules, on_mesh, own_heads
 from kvpool.mesh import init as init_on_mesh
+from kvpool.mesh import on_mesh, own_heads
 from kvpool.plan import Peak, Plan
 from kvpool.planning import plan
 from kvpool.prefix.match import Hit
@@ -33,6 +33,7 @@ from kvpool.regions import (
 )
 from kvpool.retains import drop, retain, snapshot
 from kvpool.rewind import truncate
+from kvpool.rules import Rules
 from kvpool.sharing import Prefix, admit, fork
 from kvpool.spec import CacheSpec, Draft
 from kvpool.state import State, free_blocks, init_state

@@ -14,7 +14,6 @@ axis there are two ways:
 The block arrays are [D, M, rows, W] for D shards and M ranks.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -27,68 +26,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from kvpool import plan_checks, words
 from kvpool.parts import Part
 from kvpool.plan import Plan
+from kvpool.rules import PER_SHARD, REPLICATED, Rules
 from kvpool.spec import CacheSpec
 from kvpool.state import State, init_state
 from kvpool.status import SpecError
 from kvpool.storage import Storage
 from kvpool.variants import per_rank
-
-PER_SHARD, REPLICATED = "per_shard", "replicated"
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """What is divided over which axis of a mesh; None for an axis that there is not.
-
-    Args:
-      blocks: the axis over which the blocks are divided.
-      heads: the axis over which heads, and the channels of recurrent states, are divided as
-        `per_rank` does.
-      bookkeeping: "per_shard" or "replicated", over the blocks axis.
-    """
-
-    blocks: str | None = "data"
-    heads: str | None = "model"
-    bookkeeping: str = PER_SHARD
-
-    @property
-    def state(self) -> PartitionSpec:
-        """Of a state, and of every other array that a shard has."""
-        return PartitionSpec(self.blocks) if self.bookkeeping == PER_SHARD else PartitionSpec()
-
-    @property
-    def storage(self) -> PartitionSpec:
-        """Of the block arrays."""
-        return PartitionSpec(self.blocks, self.heads)
-
-    def sizes(self, mesh: Mesh) -> tuple[int, int]:
-        """(shards, ranks): the devices along the two axes.
-
-        Raises:
-          SpecError: for what is no mesh, naming an axis that it lacks, one that is to divide both,
-            or an unknown bookkeeping.
-        """
-        if not isinstance(mesh, Mesh):
-            raise SpecError(f"mesh: wanted a jax.sharding.Mesh, got {mesh!r}")
-        for name in ("blocks", "heads"):
-            axis = getattr(self, name)
-            if axis is not None and axis not in mesh.axis_names:
-                there = ", ".join(map(repr, mesh.axis_names))
-                raise SpecError(
-                    f"rules: {name}={axis!r} is no axis of the mesh, which has {there}; name one "
-                    "of them, or None where nothing is to be divided"
-                )
-        if self.blocks is not None and self.blocks == self.heads:
-            raise SpecError(
-                f"rules: wanted two axes for blocks and heads, got {self.heads!r} twice"
-            )
-        if self.bookkeeping not in (PER_SHARD, REPLICATED):
-            raise SpecError(
-                f"rules: wanted bookkeeping {PER_SHARD!r} or {REPLICATED!r}, "
-                f"got {self.bookkeeping!r}"
-            )
-        sizes = {None: 1, **mesh.shape}
-        return sizes[self.blocks], sizes[self.heads]
 
 
 def init(
@@ -195,16 +138,18 @@ def on_mesh(
         the copies of a state.
 
     Raises:
-      SpecError: for rules that do not fit the mesh.
+      SpecError: for rules that do not fit the mesh; at a call for a storage made for others, or
+        what lacks the axis of shards.
     """
     rules = Rules() if rules is None else rules
-    rules.sizes(mesh)
+    check = functools.partial(_check_axes, rules, rules.sizes(mesh))
     without_axes = functools.partial(_without_axes, rules)
     with_axes = functools.partial(_with_axes, rules)
 
     @jax.jit
     def everywhere(*args):
         specs = _specs_of(rules, args) if in_specs is None else in_specs
+        _map(check, specs, args)
         if all(kind == AxisType.Explicit for kind in mesh.axis_types):
             args = _map(lambda spec, x: jax.reshard(x, NamedSharding(mesh, spec)), specs, args)
 
@@ -233,12 +178,17 @@ def own_heads(values: jax.Array, axis: int, rules: Rules | None = None) -> jax.A
     ranks one, which several ranks have.
 
     Raises:
-      SpecError: for heads that the ranks cannot divide, naming both.
+      SpecError: for heads that the ranks cannot divide, naming both; outside of `on_mesh`.
     """
     name = (Rules() if rules is None else rules).heads
     if name is None:
         return values
-    heads, ranks = values.shape[axis], lax.axis_size(name)
+    try:
+        heads, ranks = values.shape[axis], lax.axis_size(name)
+    except NameError as error:
+        raise SpecError(
+            f"values: there is no mesh axis {name!r} here; call it inside `on_mesh`"
+        ) from error
     if heads % ranks and ranks % heads:
         raise SpecError(f"values: {heads} heads cannot be divided among {ranks} ranks on {name!r}")
     first = lax.div(lax.axis_index(name) * heads, ranks)
@@ -269,6 +219,19 @@ def _without_axes(rules: Rules, spec: PartitionSpec, value):
 def _with_axes(rules: Rules, spec: PartitionSpec, value):
     axes = _axes(rules, spec, value)
     return jax.tree.map(lambda x: lax.expand_dims(x, axes), value)
+
+
+def _check_axes(rules: Rules, sizes: tuple[int, int], spec: PartitionSpec, value) -> None:
+    """SpecError unless a Storage or an array has the axes that it is to lose."""
+    if _is_storage(value):
+        divided = rules.bookkeeping == REPLICATED and sizes[0] > 1
+        if value.blocks[0].shape[:2] != sizes or (value.part is not None) != divided:
+            raise SpecError("storage: made for another mesh or other rules than those of `on_mesh`")
+    elif _axes(rules, spec, value) and jnp.shape(value)[:1] != sizes[:1]:
+        raise SpecError(
+            f"arguments: wanted an axis of {sizes[0]} shards in front, got one of the shape "
+            f"{list(jnp.shape(value))}; rules say bookkeeping {rules.bookkeeping!r}"
+        )
 
 
 def _axes(rules: Rules, spec: PartitionSpec, value) -> tuple[int, ...]:

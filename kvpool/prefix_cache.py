@@ -34,7 +34,6 @@ from kvpool.prefix.stats import Stats
 from kvpool.prefix.tree import Tree
 from kvpool.spec import CacheSpec
 from kvpool.state import State, check_plan
-from kvpool.status import SpecError
 from kvpool.storage import Storage
 
 _NOTHING: Mapping[str, int] = types.MappingProxyType({})
@@ -146,11 +145,12 @@ class PrefixCache:
         Raises:
           ValueError: as `match`; for a row that is free or does not exist, too few tokens, a
             priority that is none.
-          SpecError: for a state or storage of another plan. Nothing has changed in either case.
+          SpecError: for a state or storage of another plan, a state of several shards, or a storage
+            on a mesh where there are recurrent states. Nothing has changed in either case.
         """
         raw, salt = keys.token_bytes(tokens), keys.checked_salt(salt)
         row, priority = self._checked_row(row), needs.whole_number("priority", priority, 0)
-        self._check_plan(state=state, **({} if storage is None else {"storage": storage}))
+        self._check_plan(state, storage)
         settled, ids = self._look_at_row(state, row, len(raw) // keys.TOKEN_BYTES)
         units = settled // self.unit
         if not units:
@@ -220,16 +220,14 @@ class PrefixCache:
           (state, freed {group: blocks}).  Where too few are free after it, nothing was left to go.
 
         Raises:
-          SpecError, ValueError: for an unknown group, counts that are none.
+          SpecError, ValueError: for an unknown group, counts that are none, a state as in `insert`.
         """
-        self._check_plan(state=state)
+        self._check_plan(state)
         protected = self.holdings.guards(protect.used) if protect else None
         return making_room.make(self.holdings, state, need, short, protected)
 
-    def _check_plan(self, **given) -> None:
-        for name, one in given.items():
-            if one.plan != self._plan:
-                raise SpecError(f"{name}: made from another plan than the cache's")
+    def _check_plan(self, state: State, storage: Storage | None = None) -> None:
+        publish.check_given(self._places, self._plan, state, storage)
 
     def follow(self, moves: Mapping[str, tuple]) -> None:
         """Goes along with the moves {group: (src, dst)} that `kv.compact` returned.
@@ -240,7 +238,7 @@ class PrefixCache:
 
     def clear(self, state: State) -> State:
         """Lets go of everything, pinned or not; rows keep what they hold."""
-        self._check_plan(state=state)
+        self._check_plan(state)
         gone = self.holdings.lose_all()
         self._lasting.forget()
         return publish.drop(state, self._places, gone)
@@ -287,7 +285,7 @@ class PrefixCache:
         Raises:
           InvariantError: naming the group and the block.
         """
-        self._check_plan(state=state)
+        self._check_plan(state)
         audit.check(self.holdings, state)
 
     def stats(self) -> Stats:

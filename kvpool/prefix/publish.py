@@ -8,12 +8,28 @@ import numpy as np
 
 from kvpool import block_pool, indices, retains, storage
 from kvpool.indices import NULL_BLOCK
+from kvpool.plan import Plan
 from kvpool.prefix.places import Places
 from kvpool.prefix.tree import Kept
-from kvpool.state import State, free_blocks
+from kvpool.state import State, free_blocks, one_shard
+from kvpool.status import SpecError
 from kvpool.storage import Storage
 
 _WIDTH = 256  # ids of each group in a call; one width, so that there is one trace
+
+
+def check_given(places: Places, plan: Plan, state: State, storage: Storage | None) -> None:
+    """SpecError for a state or storage that is not of the plan, or lies so that it has no use."""
+    for name, one in (("state", state), ("storage", storage)):
+        if one is not None and one.plan != plan:
+            raise SpecError(f"{name}: made from another plan than the cache's")
+    one_shard(state)
+    on_mesh = storage is not None and (storage.part is not None or storage.blocks[0].ndim != 2)
+    if on_mesh and places.states:
+        raise SpecError(
+            "storage: on a mesh, where the cache has no way to copy a recurrent state; make it for "
+            "a spec without one"
+        )
 
 
 def look_at_row(state: State, row: int) -> tuple[bool, int, list[list[int]]]:

@@ -69,8 +69,12 @@ class Agreement:
 
 
 def agreement(spec: CacheSpec, sender: Shards, receiver: Shards) -> Agreement:
-    """What one side states.  How a cache pools its memory may differ, and is no part of it."""
-    stated = {key: value for key, value in spec.to_dict().items() if key != "pooling"}
+    """What one side states.
+
+    How a cache pools its memory, and the form in which a release writes specs, may differ.
+    """
+    apart = ("pooling", "schema_version")
+    stated = {key: value for key, value in spec.to_dict().items() if key not in apart}
     facts = {
         "spec": hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:16],
         "sender's shards": str(sender),

@@ -3,7 +3,11 @@
 import urllib.parse
 from typing import NamedTuple
 
+import numpy as np
+
 from kvpool.status import SpecError
+
+_MOST_TEXT = 1025  # bytes of a request in a key, where it begins with "="
 
 
 class Key(NamedTuple):
@@ -43,6 +47,28 @@ class Key(NamedTuple):
         return key
 
 
+def checked_request(request) -> int | str:
+    """A request's name as an int or a str.
+
+    Raises:
+      SpecError: for what is neither, an int below 0 or of 2^128 or more (a UUID's fit), or a text
+        that UTF-8 has not or that is longer than 1024 bytes percent-encoded.
+    """
+    if isinstance(request, (int, np.integer)) and not isinstance(request, (bool, np.bool_)):
+        if 0 <= request < 1 << 128:
+            return int(request)
+    elif isinstance(request, str):
+        try:
+            if len(_text(request)) <= _MOST_TEXT:
+                return request
+        except UnicodeEncodeError:
+            pass
+    raise SpecError(
+        f"request: wanted an integer from 0 to 2^128 - 1 or a text of at most {_MOST_TEXT - 1} "
+        f"bytes, got {request!r:.80}"
+    )
+
+
 def _text(value: int | str | None) -> str:
     if value is None:
         return "-"
@@ -54,6 +80,6 @@ def _value(part: str):
         return None
     if part.startswith("="):
         return urllib.parse.unquote(part[1:])
-    if part.isascii() and part.isdigit() and len(part) < 20:
+    if part.isascii() and part.isdigit() and len(part) < 40:  # what 2^128 has at most
         return int(part)
     raise SpecError(f"key: wanted a number, =text or -, got {part!r}")

@@ -1,6 +1,7 @@
 """Offer: the bytes of one sequence that a sending rank holds ready, all at once or as they come."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
+from kvpool.transfer.keys import checked_request
 from kvpool.transfer.parcels import Outline, Parcel, pack
 from kvpool.transfer.plan import TransferPlan, plan
 from kvpool.transfer.shards import Shards, rank_groups
@@ -40,11 +42,16 @@ class Offer:
           shards, rank: which part of the cache this is.
           snapshots: as in `plan`.
           lacks: {group: {column: tokens}}, of blocks that lack tokens at their start.
+
+        Raises:
+          SpecError: as `plan`; for a rank that there is not, or a request that
+            `keys.checked_request` refuses.
         """
-        self.request, self.spec, self.num_tokens = request, spec, num_tokens
+        self.request, self.spec, self.num_tokens = checked_request(request), spec, num_tokens
         self.shards, self.rank, self.snapshots = shards, rank, tuple(snapshots)
         self.lacks = {name: dict(of_group) for name, of_group in (lacks or {}).items()}
         whole = plan(spec, num_tokens, shards, shards, snapshots=self.snapshots)
+        shards.check_rank(rank)
         self.items = local_items(whole, shards, rank)
         groups = rank_groups(spec, shards.heads)
         self.blocks = [
@@ -55,6 +62,7 @@ class Offer:
             np.zeros((len(group.layers), len(items)), bool)
             for group, items in zip(groups, self.items, strict=True)
         ]
+        self.mark = secrets.token_hex(8)  # tells it from other offers of the same name
         self.news = asyncio.Event()  # of the next notify; take it before looking for what is new
         self.served: set[int] = set()
         self.outcome: str | None = None  # "delivered", "cancelled" or "withdrawn" once it ended
@@ -66,22 +74,26 @@ class Offer:
         Args:
           data: u8[K, bytes], or words as `export_blocks` gives them: K items, of which only the
             bytes of `layers` are taken.
-          layers: places in the group; None: all.
+          layers: places in the group, one after the other; None: all.
           items: which i64[K], as in `items`; None: all of the group.
 
         Raises:
-          SpecError: for items that are not offered, or data of another size.
+          SpecError: for items that are not offered, layers that there are not, or data of another
+            size.
         """
         index = self.spec.group_index(group)
+        every = range(len(self.spec.groups[index].layers))
+        layers = every if layers is None else layers
+        if not isinstance(layers, range) or every[layers.start : layers.stop] != layers:
+            raise SpecError(f"layers: wanted a range of {every} without gaps, got {layers!r}")
         places = slice(None) if items is None else self.places(index, items)
         data = as_bytes(data)
         wanted = self.blocks[index][places].shape
         if data.shape != wanted:
             raise SpecError(f"data: wanted u8{list(wanted)}, got u8{list(data.shape)}")
-        step = wanted[1] // len(self.spec.groups[index].layers)
-        layers = range(len(self.spec.groups[index].layers)) if layers is None else layers
+        step = wanted[1] // len(every)
         part = slice(layers.start * step, layers.stop * step)
-        if items is None and len(layers) == len(self._here[index]):
+        if items is None and layers == every:
             self.blocks[index] = data  # the caller's own array, and no copy
         else:
             self.blocks[index][places, part] = data[:, part]

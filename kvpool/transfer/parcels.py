@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvpool.buffers import positive
+from kvpool.status import SpecError
 from kvpool.transfer.keys import Key
 from kvpool.transfer.plan import Piece, TransferPlan, owners
 from kvpool.transfer.shards import Cut, Lane
 
 MAX_BYTES = 8 << 20  # of a parcel, where a layer of an item is not more
 PORTION = 1 << 20  # bytes cut, summed and moved at once, while a processor's cache has them
+MOST_BYTES = 64 << 20  # that a receiver may ask for instead; a broken parcel comes again as a whole
 
 
 class Parcel(NamedTuple):
@@ -70,9 +72,10 @@ def outline(
         a parcel has all layers of its items where they fit.
 
     Raises:
-      SpecError: for no such rank, or max_bytes below 1.
+      SpecError: for no such rank, or max_bytes below 1 or above MOST_BYTES.
     """
-    max_bytes = positive("max_bytes", max_bytes)
+    if positive("max_bytes", max_bytes) > MOST_BYTES:
+        raise SpecError(f"max_bytes: wanted at most {MOST_BYTES:,}, got {max_bytes!r:.80}")
     pieces = tuple(plan.pieces(sender, receiver))
     parcels = []
     for index, piece in enumerate(pieces):

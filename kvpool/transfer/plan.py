@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvpool.buffers import positive
 from kvpool.group import Group
 from kvpool.regions import token_count
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
 from kvpool.transfer.agreement import Agreement, agreement
-from kvpool.transfer.keys import Key
+from kvpool.transfer.keys import Key, checked_request
 from kvpool.transfer.shards import Lane, Shards, check_degrees, lanes, rank_groups
 
 LACKS, TAIL, STATE, SNAPSHOT = "receiver lacks", "live tail", "state at the end", "snapshot asked"
@@ -87,6 +88,17 @@ class TransferPlan:
             for spans in self.spans
         )
 
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """The lengths whose states are sent besides the one at the end."""
+        states = (spans for spans in self.spans if spans and spans[0].reason == SNAPSHOT)
+        return tuple(span.start for span in next(states, ()) if span.reason == SNAPSHOT)
+
+    def given(self, receiver_has: Mapping[str, Any] | None) -> "TransferPlan":
+        """The same plan for a receiver that holds this."""
+        sides = self.sender, self.receiver
+        return plan(self.spec, self.num_tokens, *sides, receiver_has, self.snapshots)
+
     def items(self, group: str) -> np.ndarray:
         """The items i64[K] of a group in order: columns, or the lengths of states."""
         return self._items[self.spec.group_index(group)]
@@ -146,8 +158,7 @@ class TransferPlan:
         for name, rank, side in (
             ("sender", sender, self.sender), ("receiver", receiver, self.receiver),
         ):  # fmt: skip
-            if not 0 <= rank < side.ranks:
-                raise SpecError(f"{name}: wanted a rank from 0 to {side.ranks - 1}, got {rank}")
+            side.check_rank(rank, name)
             ends.append(divmod(rank, side.heads))
         (way_out, head), (way_in, receiving) = ends
         for index, group in enumerate(self.spec.groups):
@@ -181,7 +192,7 @@ class TransferPlan:
 
     def keys(self, request: int | str, sender: int, receiver: int) -> Iterator[Key]:
         """The key of every layer of every item that one rank sends another, in order."""
-        number = sender * self.receiver.ranks + receiver
+        request, number = checked_request(request), sender * self.receiver.ranks + receiver
         for piece in self.pieces(sender, receiver):
             for item in piece.items:
                 for layer, tag in owners(self.spec)[piece.group]:
@@ -226,8 +237,8 @@ def plan(
         mask that is none, a snapshot that is not below num_tokens.
     """
     num_tokens = _checked(spec, num_tokens, sender, receiver, receiver_has)
-    lengths = sorted(set(snapshots))
-    if lengths and not 1 <= lengths[0] <= lengths[-1] < num_tokens:
+    lengths = sorted({positive("snapshots", length) for length in snapshots})
+    if lengths and lengths[-1] >= num_tokens:
         raise SpecError(f"snapshots: wanted lengths from 1 to {num_tokens - 1}, got {lengths}")
     spans = tuple(
         _states(group, num_tokens, receiver_has, lengths)

@@ -15,9 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.buffers import positive
+from kvpool.schema import count
 from kvpool.status import SpecError
 from kvpool.transfer import wire
+from kvpool.transfer.answers import lacks_of, version_of
 from kvpool.transfer.arrivals import Arrivals
+from kvpool.transfer.keys import checked_request
 from kvpool.transfer.offer import as_slice, local_items, places_of
 from kvpool.transfer.parcels import MAX_BYTES, PORTION, outline, parcel_key, unpack
 from kvpool.transfer.plan import TransferPlan
@@ -38,6 +42,8 @@ class Inbox:
     def __init__(
         self, plan: TransferPlan, rank: int, max_bytes: int = MAX_BYTES, by_layer: bool = False
     ):
+        """An empty inbox; SpecError for a rank that there is not, or max_bytes as in `outline`."""
+        plan.receiver.check_rank(rank)
         self.plan, self.rank = plan, rank
         self.max_bytes, self.by_layer = max_bytes, by_layer
         self.items = local_items(plan, plan.receiver, rank)
@@ -52,6 +58,7 @@ class Inbox:
             {sender: outline(plan, sender, rank, max_bytes, by_layer) for sender in senders}
         )
         self.lacks: dict[str, dict[int, int]] = {}
+        self.marks: dict[int, str] = {}  # of the offer of each sender that anything came from
         self.received = 0  # bytes of payload that came, also twice
         self._lock = threading.Lock()
         self.began: float | None = None  # time.perf_counter() at the first parcel's header
@@ -60,7 +67,7 @@ class Inbox:
         """u8[...], room for any portion; memory that is used again is there already."""
         listed = self.arrivals.outlines.values()
         layers = [piece.lane.layer_bytes for of_sender in listed for piece in of_sender.pieces]
-        return np.empty(max(PORTION, *layers), np.uint8)
+        return np.empty(max([PORTION, *layers]), np.uint8)
 
     def portions(self, sender: int, number: int, aside: np.ndarray) -> Iterator[np.ndarray]:
         """Buffers u8[...] to fill, one after the other, with the bytes of a parcel.
@@ -107,23 +114,29 @@ async def fetch(
     """Fills an inbox.
 
     Args:
-      inbox: of a plan and a rank; one that a failed call has filled in part goes on from there.
-      request: its name at the sender.
-      peers: {sender's rank: (host, port)}.
+      inbox: of a plan and a rank; one that a failed call has filled in part goes on from there, as
+        long as the senders have the same offers.
+      request: its name at the senders, which is for one sequence and no other.
+      peers: {sender's rank: (host, port)}; those that send nothing are told how it ended too.
       has: the masks that the plan was made with.
       streams: connections to each sender.
       timeout: seconds without a byte after which a connection is given up.
       retries: how often a stream connects again.
 
     Raises:
+      SpecError: for arguments that cannot be, and masks that the plan was not made with.
       Refused: by a sender, with its reason.
       TransferError: when streams broke too often; the inbox keeps what came.
     """
     missing = sorted(set(inbox.arrivals.outlines) - set(peers))
     if missing:
         raise SpecError(f"peers: wanted senders {missing} too")
-    if streams < 1 or retries < 0:
-        raise SpecError(f"streams, retries: wanted at least 1 and 0, got {streams}, {retries}")
+    peers = {sender: wire.address(f"peers[{sender}]", peer) for sender, peer in peers.items()}
+    streams, retries = positive("streams", streams), count("retries", retries)
+    timeout, token = wire.seconds("timeout", timeout), wire.token_text(token)
+    request = checked_request(request)
+    if inbox.plan.given(has) != inbox.plan:
+        raise SpecError("has: the plan was made with other masks")
     call = _Call(inbox, request, has or {}, token, streams, timeout, retries)
     await call.run(peers)
     return inbox
@@ -149,10 +162,10 @@ class _Call:
                     for stream in range(self.streams):
                         group.create_task(self.stream(sender, peers[sender], stream))
         except ExceptionGroup as failed:
+            await self.tell(peers, "cancelled")
             found = [error for error in failed.exceptions if isinstance(error, TransferError)]
             if not found:
                 raise
-            await self.tell(peers, "cancelled")
             raise found[0] from None
         except asyncio.CancelledError:
             await self.tell(peers, "cancelled")
@@ -181,10 +194,11 @@ class _Call:
         )
 
     async def tell(self, peers, outcome: str) -> None:
-        """Tells every sender how it ended; one that cannot be told finds out by waiting."""
-        await asyncio.gather(
-            *(self._tell(peers[sender], sender, outcome) for sender in self.inbox.arrivals.outlines)
-        )
+        """Tells every sender how it ended, also one that had nothing to send.
+
+        One that cannot be told finds out by waiting.
+        """
+        await asyncio.gather(*(self._tell(peers[sender], sender, outcome) for sender in peers))
 
     async def _tell(self, peer: tuple[str, int], sender: int, outcome: str) -> None:
         hello = {**self._hello(sender, 0), "outcome": outcome}
@@ -198,12 +212,14 @@ class _Call:
 
     def _hello(self, sender: int, stream: int) -> dict:
         inbox = self.inbox
+        here = inbox.arrivals.here(sender) if sender in inbox.arrivals.outlines else ()
         return {
             "token": self.token,
             "request": self.request,
             "agreement": inbox.plan.agreement.to_dict(),
             "digest": inbox.plan.digest,
             "num_tokens": inbox.plan.num_tokens,
+            "snapshots": inbox.plan.snapshots,
             "shards": [inbox.plan.receiver.heads, inbox.plan.receiver.context],
             "receiver": inbox.rank,
             "has": {name: wire.bits_to_text(mask) for name, mask in self.has.items()},
@@ -211,7 +227,8 @@ class _Call:
             "by_layer": inbox.by_layer,
             "streams": self.streams,
             "stream": stream,
-            "here": wire.bits_to_text(inbox.arrivals.here(sender)),
+            "timeout": self.timeout,
+            "here": wire.bits_to_text(here),
         }
 
     async def _receive(self, sock: socket.socket, sender: int, stream: int) -> None:
@@ -226,7 +243,14 @@ class _Call:
         channel = wire.channel_of(self.inbox.plan, self.request, sender, self.inbox.rank)
         if frame.kind != wire.ACCEPT or frame.channel != channel:
             raise wire.ProtocolError(f"an answer to another request, {frame.channel:#x}")
-        self.inbox.lacks.update(_lacks(answer))
+        version_of(answer, self.inbox.plan)
+        mark = str(answer.get("mark"))
+        if self.inbox.marks.setdefault(sender, mark) != mark:
+            raise TransferError(
+                f"request {self.request!r}: sender {sender} has another offer of this name now; "
+                "what came of the one before is of no use"
+            )
+        self.inbox.lacks.update(lacks_of(answer, self.inbox.plan))
         await wire.in_thread(sock, self._parcels, sender, stream, channel)
 
     def _parcels(self, sock: socket.socket, sender: int, stream: int, channel: int) -> None:
@@ -267,15 +291,3 @@ class _Call:
         inbox.count(frame.num_bytes)
         if not again:
             inbox.arrivals.add(sender, number)
-
-
-def _lacks(message: dict) -> dict[str, dict[int, int]]:
-    """What an ACCEPT says of blocks that lack tokens at their start."""
-    try:
-        lacks = {
-            str(name): {int(item): int(tokens) for item, tokens in of_group}
-            for name, of_group in message.get("lacks", {}).items()
-        }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise wire.ProtocolError(f"wanted what blocks lack, got {message!r:.80}") from error
-    return lacks

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvpool import block_pool, cache, sharing, storage
+from kvpool.buffers import positive
 from kvpool.plan import Plan
 from kvpool.spec import CacheSpec
-from kvpool.state import State, table_of
+from kvpool.state import State, one_shard, table_of
 from kvpool.status import Result, SpecError
 from kvpool.storage import Storage
 from kvpool.transfer.offer import Offer
 from kvpool.transfer.receiver import Inbox
-from kvpool.transfer.shards import Shards
+from kvpool.transfer.shards import Shards, rank_groups
 
 
 def offer_of(
@@ -32,26 +33,31 @@ def offer_of(
       spec: of the whole cache.
 
     Raises:
-      SpecError: for a row without tokens, or shards that deal blocks to several ranks, whose tables
-        are not a state's.
+      SpecError: for a row that does not exist or without tokens, a state or storage of another
+        spec, or shards that deal blocks to several ranks, whose tables are not a state's.
     """
+    _check(state, blocks, row, spec, shards)
     offer = Offer(request, spec, int(state.seq_lens[row]), shards, rank)
     fill(offer, state, blocks, row)
     return offer
 
 
 def fill(offer: Offer, state: State, blocks: Storage, row: int) -> None:
-    """Puts all that a rank has of a row into an offer; arguments and errors as `offer_of`."""
-    if offer.shards.context > 1:
-        raise SpecError("shards: a state's table has all columns; use Offer.put for dealt blocks")
+    """Puts all that a rank has of a row into an offer; arguments and errors as `offer_of`.
+
+    Snapshots that are offered are not a row's; who holds them puts them.
+    """
+    _check(state, blocks, row, offer.spec, offer.shards)
     if int(state.seq_lens[row]) != offer.num_tokens:
         raise SpecError(
             f"row {row}: {int(state.seq_lens[row])} tokens, the offer has {offer.num_tokens}"
         )
     offer.lacks = _lacks(state, row)
     for group, items in zip(offer.spec.groups, offer.items, strict=True):
-        ids = np.asarray(table_of(state, group.name))[row, 0 if group.is_state else items]
-        offer.put(group.name, storage.export_blocks(blocks, group.name, np.atleast_1d(ids)))
+        items = items[-1:] if group.is_state else items  # the last one is at the end
+        ids = np.asarray(table_of(state, group.name))[row, items * (not group.is_state)]
+        data = storage.export_blocks(blocks, group.name, ids)
+        offer.put(group.name, data, items=items if offer.snapshots else None)
 
 
 def holds(spec: CacheSpec, length: int) -> dict[str, np.ndarray]:
@@ -73,17 +79,19 @@ def begin(state: State, row: int, num_tokens: int, prefix=None) -> tuple[State, 
       grant the state is as it was.
 
     Raises:
-      SpecError, ValueError: for a row that does not exist, or num_tokens below 1.
+      SpecError, ValueError: for a row that does not exist, num_tokens below 1, or a prefix longer
+        than that.
     """
     before, plan = state, state.plan
-    if not 0 <= row < plan.max_seqs or num_tokens < 1:
-        raise SpecError(f"row, num_tokens: wanted 0 to {plan.max_seqs - 1} and at least 1, got "
-                        f"{row}, {num_tokens}")  # fmt: skip
+    _check_row(state, row)
+    num_tokens = positive("num_tokens", num_tokens)
     state, admitted = sharing.admit(state, np.array([row], np.int32), prefix)
     if not bool(admitted.ok):
         return before, admitted
     while True:
         settled = int(state.seq_lens[row])
+        if settled > num_tokens:
+            raise SpecError(f"prefix: wanted at most {num_tokens} tokens, got {settled}")
         # More than a step at once: each but the last is settled, so that windows move on.
         step = min(num_tokens - settled, plan.max_step_tokens)
         wanted = np.zeros(plan.max_seqs, np.int32)
@@ -102,9 +110,11 @@ def finish(state: State, blocks: Storage, row: int, inbox: Inbox) -> tuple[State
     """Puts an inbox that is full into the row that `begin` made room for, and settles it.
 
     Raises:
-      SpecError: for an inbox in which something is missing, or of another spec or length.
+      SpecError: for an inbox in which something is missing, or of another spec or length; for the
+        rest as `offer_of`.
     """
     plan = inbox.plan
+    _check(state, blocks, row, plan.spec, plan.receiver)
     if not inbox.arrivals.ready:
         raise SpecError(f"inbox: {inbox.arrivals.missing} parcels have not come yet")
     room = int(state.room[row])
@@ -126,6 +136,27 @@ def finish(state: State, blocks: Storage, row: int, inbox: Inbox) -> tuple[State
 def abandon(state: State, row: int) -> State:
     """Gives back what `begin` took; the row is free again."""
     return cache.release(state, np.array([row], np.int32))
+
+
+def _check(state: State, blocks: Storage, row: int, spec: CacheSpec, shards: Shards) -> None:
+    """SpecError unless this row exists, in a rank's part of this spec."""
+    _check_row(state, row)
+    if shards.context > 1:
+        raise SpecError("shards: a state's table has all columns; use Offer.put and Inbox.blocks "
+                        "for dealt blocks")  # fmt: skip
+    if state.plan.spec.groups != rank_groups(spec, shards.heads):
+        raise SpecError(
+            f"state: of the spec {state.plan.spec.digest[:12]}, wanted one of "
+            f"kvpool.per_rank(spec, {shards.heads}) of the spec {spec.digest[:12]}"
+        )
+    if blocks.plan != state.plan:
+        raise SpecError("blocks: made from another plan than the state's")
+
+
+def _check_row(state: State, row: int) -> None:
+    rows = one_shard(state).plan.max_seqs
+    if not isinstance(row, (int, np.integer)) or isinstance(row, bool) or not 0 <= row < rows:
+        raise SpecError(f"row: wanted one from 0 to {rows - 1}, got {row!r}")
 
 
 def _lacks(state: State, row: int) -> dict[str, dict[int, int]]:

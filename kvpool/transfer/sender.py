@@ -22,6 +22,9 @@ from kvpool.transfer.parcels import Outline, outline, parcel_key
 from kvpool.transfer.plan import TransferPlan, plan
 from kvpool.transfer.shards import Shards
 
+_AGAIN = 0.05  # seconds until a listener that found no room tries again
+_MOST_RANKS = 1 << 16  # of a receiver: what it says is planned for before anything is sent
+
 
 class Sender:
     """A listener and the offers that it serves."""
@@ -32,8 +35,11 @@ class Sender:
         Args:
           token: what a peer has to say.
           timeout: seconds after which a peer that takes nothing, or says nothing, is given up.
+
+        Raises:
+          SpecError: for a token that is no text, or a timeout that is none.
         """
-        self.token, self.timeout = token, timeout
+        self.token, self.timeout = wire.token_text(token), wire.seconds("timeout", timeout)
         self.offers: dict[int | str, Offer] = {}
         self.port = 0
         self.sent = 0  # bytes of payload
@@ -44,8 +50,11 @@ class Sender:
         """Listens, and returns the port; 0 takes a free one.
 
         Raises:
-          SpecError: for a port in use, or an address beyond this machine without a token.
+          SpecError: for a port in use or none at all, an address beyond this machine without a
+            token, or when it listens already.
         """
+        if self._listener:
+            raise SpecError(f"listen: this sender listens on port {self.port} already")
         if not _is_loopback(host) and not self.token:
             raise SpecError(f"host: {host} can be reached from other machines; give a token")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -55,9 +64,10 @@ class Sender:
         try:
             listener.bind((host, port))
             listener.listen(128)
-        except OSError as error:
+        except (OSError, OverflowError, TypeError, UnicodeError) as error:
             listener.close()
-            raise SpecError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise SpecError(f"port: cannot listen on {host}:{port}: {reason}") from error
         self._listener, self.port = listener, listener.getsockname()[1]
         self._start(self._accept(listener))
         return self.port
@@ -107,6 +117,7 @@ class Sender:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener:
             self._listener.close()
+            self._listener = None
 
     def _start(self, work) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -116,29 +127,33 @@ class Sender:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, _ = await loop.sock_accept(listener)
-            self._start(self._serve(wire.prepared(sock, self.timeout)))
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError:  # such as too many open files, which others may close
+                await asyncio.sleep(_AGAIN)
+                continue
+            self._start(self._serve(sock))
 
     async def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(ConnectionError, TimeoutError, OSError):
+            wire.prepared(sock, self.timeout)
             async with asyncio.timeout(self.timeout):
                 frame = await wire.receive_header(sock)
                 if frame.kind != wire.HELLO:
                     raise wire.ProtocolError("wanted a hello")
                 hello = await wire.receive_message(sock, frame)
             try:
-                offer, agreed, stream = self._agree(hello)
+                offer, agreed, stream, version = self._agree(hello)
             except (SpecError, wire.ProtocolError) as error:
-                await wire.send_message(sock, wire.REFUSE, 0, {"reason": str(error)})
+                async with asyncio.timeout(self.timeout):
+                    await wire.send_message(sock, wire.REFUSE, 0, {"reason": str(error)})
                 return
             with contextlib.suppress(SpecError):  # items that are gone: the stream just ends
-                await self._stream(sock, offer, agreed, stream)
+                await self._stream(sock, offer, agreed, stream, version)
 
     def _agree(self, hello: dict):
-        """(offer, plan, stream) of a hello; SpecError or ProtocolError naming what is wrong."""
-        if self.token and not hmac.compare_digest(
-            str(hello.get("token")).encode(), self.token.encode()
-        ):
+        """(offer, plan, stream, version) of a hello; SpecError or ProtocolError for a wrong one."""
+        if self.token and not _is_token(hello.get("token"), self.token):
             raise SpecError("token: wrong or missing")
         request = hello.get("request")
         offer = self.offers.get(request) if isinstance(request, (int, str)) else None
@@ -146,18 +161,23 @@ class Sender:
             raise SpecError(f"no request {request!r:.80} is offered")
         receiver = _shards(hello)
         mine = plan(offer.spec, offer.num_tokens, offer.shards, receiver).agreement
-        mine.settle(Agreement.from_dict(hello.get("agreement")))
+        version = mine.settle(Agreement.from_dict(hello.get("agreement")))
         has = hello.get("has", {})
         if not isinstance(has, dict):
             raise wire.ProtocolError("wanted masks as an object")
         masks = {name: wire.bits_from_text(bits) for name, bits in has.items()}
         agreed = plan(offer.spec, offer.num_tokens, offer.shards, receiver, masks, offer.snapshots)
         if agreed.digest != hello.get("digest"):
-            there = hello.get("num_tokens")
-            raise SpecError(f"plans differ: {offer.num_tokens} tokens here, {there!r:.20} there")
-        return offer, agreed, _Stream.of(hello, agreed, offer)
+            there = f"{hello.get('num_tokens')!r:.20} and {hello.get('snapshots')!r:.200}"
+            raise SpecError(
+                f"plans differ: {offer.num_tokens} tokens and snapshots at "
+                f"{list(agreed.snapshots)} here, {there} there"
+            )
+        return offer, agreed, _Stream.of(hello, agreed, offer), version
 
-    async def _stream(self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream") -> None:
+    async def _stream(
+        self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream", version: int
+    ) -> None:
         channel = wire.channel_of(agreed, offer.request, offer.rank, stream.receiver)
         if stream.outcome == "delivered":
             offer.served.add(stream.receiver)
@@ -167,7 +187,9 @@ class Sender:
             offer.outcome = offer.outcome or stream.outcome
         offer.notify()
         lacks = {name: sorted(of_group.items()) for name, of_group in offer.lacks.items()}
-        await wire.send_message(sock, wire.ACCEPT, channel, {"lacks": lacks})
+        async with asyncio.timeout(self.timeout):
+            answer = {"version": version, "mark": offer.mark, "lacks": lacks}
+            await wire.send_message(sock, wire.ACCEPT, channel, answer)
         if not stream.outcome:
             await self._send(sock, offer, agreed, stream, channel)
 
@@ -186,11 +208,14 @@ class Sender:
             if offer.outcome:
                 raise ConnectionError("the offer has ended")
             try:
-                await asyncio.wait_for(news.wait(), self.timeout / 4)
+                # Often enough for whoever is the first to give up.
+                await asyncio.wait_for(news.wait(), min(self.timeout, stream.timeout) / 4)
             except TimeoutError:
-                await wire.send(sock, wire.PING, channel)
+                async with asyncio.timeout(self.timeout):
+                    await wire.send(sock, wire.PING, channel)
                 offer.active = time.monotonic()
-        await wire.send(sock, wire.END, channel)
+        async with asyncio.timeout(self.timeout):
+            await wire.send(sock, wire.END, channel)
 
 
 def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int, numbers) -> int:
@@ -211,9 +236,12 @@ def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int
 class _Stream:
     """What one connection asks for, or the outcome that it tells of."""
 
-    def __init__(self, receiver: int, listed: Outline, numbers: list[int], outcome: str | None):
+    def __init__(self, receiver: int, listed: Outline, numbers: list[int], hello: dict):
         self.receiver, self.outline, self.numbers = receiver, listed, numbers
-        self.outcome = outcome
+        self.outcome = hello.get("outcome")
+        self.timeout = wire.seconds("timeout", hello.get("timeout"))
+        if self.outcome not in (None, "delivered", "cancelled"):
+            raise wire.ProtocolError(f"wanted an outcome, got {self.outcome!r:.80}")
 
     def is_ready(self, offer: Offer, number: int) -> bool:
         """Whether an offer has all bytes of a parcel."""
@@ -231,18 +259,23 @@ class _Stream:
         if len(here) != len(listed.parcels):
             raise wire.ProtocolError(f"wanted {len(listed.parcels)} parcels, got {len(here)}")
         wanted = range(stream, len(here), streams)
-        outcome = hello.get("outcome")
-        if outcome not in (None, "delivered", "cancelled"):
-            raise wire.ProtocolError(f"wanted an outcome, got {outcome!r:.80}")
         numbers = [number for number in wanted if not here[number]]
-        return cls(receiver, listed, numbers, outcome)
+        return cls(receiver, listed, numbers, hello)
 
 
 def _shards(hello: dict) -> Shards:
     shards = hello.get("shards")
     if not isinstance(shards, list) or len(shards) != 2:
         raise wire.ProtocolError(f"wanted shards, got {shards!r:.80}")
-    return Shards(*shards)
+    found = Shards(*shards)
+    if found.ranks > _MOST_RANKS:
+        raise wire.ProtocolError(f"shards: wanted at most {_MOST_RANKS} ranks, got {shards!r:.80}")
+    return found
+
+
+def _is_token(said, token: str) -> bool:
+    said = said.encode(errors="replace") if isinstance(said, str) else b""
+    return hmac.compare_digest(said, token.encode())
 
 
 def _is_loopback(host: str) -> bool:

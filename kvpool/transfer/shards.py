@@ -11,6 +11,8 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from kvpool.buffers import Buffer, heads_and_rows, positive
 from kvpool.group import Group
 from kvpool.regions import Region
@@ -44,6 +46,11 @@ class Shards:
     def ranks(self) -> int:
         """Of the whole cache."""
         return self.heads * self.context
+
+    def check_rank(self, rank, name: str = "rank") -> None:
+        """SpecError unless there is such a rank."""
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.ranks:
+            raise SpecError(f"{name}: wanted a rank from 0 to {self.ranks - 1}, got {rank!r}")
 
     def place(self, column):
         """(context rank, column there) of a block table's column >= 0, an int or array."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from kvpool.status import SpecError
 from kvpool.transfer.plan import TransferPlan
 
 HELLO, ACCEPT, REFUSE, DATA, END, PING = range(1, 7)
@@ -25,6 +26,7 @@ MAGIC = b"kvpl"
 MAX_CONTROL = 16 << 20  # bytes of a control message
 _HEADER = struct.Struct("!4sBBHIQQ")  # magic, kind, version, key bytes, number, bytes, channel
 _SUM = struct.Struct("!Q")
+_STEP = 1 << 16  # bytes of a message that are made room for at once
 
 
 class ProtocolError(ConnectionError):
@@ -42,24 +44,64 @@ class Frame(NamedTuple):
     head: bytes  # the header as the checksum covers it
 
 
-def channel_of(plan: TransferPlan, request: int | str, sender: int, receiver: int) -> int:
-    """The number u64 that the frames of one request and pair of ranks carry."""
-    text = f"{request!r} {sender} {receiver} {plan.digest}"
+def channel_of(plan: TransferPlan | None, request: int | str, sender: int, receiver: int) -> int:
+    """The number u64 that the frames of one request, pair of ranks and plan carry."""
+    text = f"{request!r} {sender} {receiver} {plan.digest if plan else 'any plan'}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-async def connect(host: str, port: int, timeout: float) -> socket.socket:
-    """A connected socket, as `prepared`; or OSError."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    sock = prepared(socket.socket(family, kind, protocol), timeout)
+def address(name: str, peer) -> tuple[str, int]:
+    """(host, port) of such a pair; SpecError for what is none."""
     try:
-        await loop.sock_connect(sock, address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        host, port = peer
+    except (TypeError, ValueError):
+        host = port = None
+    if not isinstance(host, str) or type(port) is not int or not 0 < port < 1 << 16:
+        raise SpecError(f"{name}: wanted (host, port from 1 to 65535), got {peer!r:.80}")
+    return host, port
+
+
+def seconds(name: str, value) -> float:
+    """A time that sockets and event loops both take; SpecError for another."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 1e-3 <= value <= 1e6:
+        raise SpecError(f"{name}: wanted seconds from 0.001 to 1,000,000, got {value!r}")
+    return float(value)
+
+
+def token_text(token: str | None) -> str | None:
+    """A token, or None for none; SpecError for another, which no message could carry."""
+    with contextlib.suppress(AttributeError, UnicodeEncodeError):
+        if token is None or token.encode():
+            return token
+    raise SpecError("token: wanted a text of at least one character, or None")
+
+
+async def connect(host: str, port: int, timeout: float) -> socket.socket:
+    """A socket, as `prepared`, connected to the first of a host's addresses that answers.
+
+    Raises:
+      OSError: where none does; that of the last.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"no host has the name {host!r:.80}") from error
+    for family, kind, protocol, _, where in found:
+        sock = prepared(socket.socket(family, kind, protocol), timeout)
+        try:
+            await loop.sock_connect(sock, where)
+        except OSError:
+            sock.close()
+            if where == found[-1][-1]:
+                raise
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise OSError(f"the host {host!r:.80} has no address")
 
 
 def prepared(sock: socket.socket, timeout: float) -> socket.socket:
@@ -193,14 +235,18 @@ def read_payload(sock: socket.socket, frame: Frame, key: bytes, portions) -> Non
 async def receive_message(sock: socket.socket, frame: Frame) -> dict[str, Any]:
     """The control message whose header was read; ProtocolError for anything else."""
     _check_message(frame)
-    data = bytearray(frame.num_bytes + _SUM.size)
-    await _receive(sock, data)
+    data, left = bytearray(), frame.num_bytes + _SUM.size
+    while left:  # a length that a peer only claims, before it says its token, takes no memory
+        piece = bytearray(min(left, _STEP))
+        await _receive(sock, piece)
+        data += piece
+        left -= len(piece)
     payload = data[: frame.num_bytes]
     if _SUM.pack(xxhash.xxh3_64_intdigest(frame.head + payload)) != data[frame.num_bytes :]:
         raise ProtocolError(f"a message of kind {frame.kind}: wrong checksum")
     try:
         message = json.loads(payload or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError("a message is no JSON") from error
     if not isinstance(message, dict):
         raise ProtocolError("a message is no JSON object")

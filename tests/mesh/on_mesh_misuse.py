@@ -1,5 +1,7 @@
 """On eight devices: what cannot be is refused by name, with what to do about it."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -150,3 +152,38 @@ def test_what_differs_between_ranks_is_not_taken_for_the_same():
 def test_no_mesh():
     with pytest.raises(kv.SpecError, match=r"mesh: wanted a jax.sharding.Mesh, got \('data',\)"):
         kv.init(SPEC, HALF, mesh=("data",))
+
+
+ONE_BOOK = kv.Rules(bookkeeping="replicated")
+
+
+@pytest.mark.parametrize("given", [np.ones((3, 2), np.int32), np.ones((4, 2), np.int32), 3])
+def test_arguments_that_lack_the_axis_of_shards(given):
+    mesh = mesh_of(2, 2)
+    state, _ = kv.init(SPEC, HALF, mesh=mesh)
+    told = f"an axis of 2 shards in front, got one of the shape {list(np.shape(given))}; rules say"
+    with pytest.raises(kv.SpecError, match=re.escape(told)):
+        kv.on_mesh(kv.reserve, mesh)(state, given)
+
+
+def test_rules_that_are_not_those_of_the_cache():
+    mesh = mesh_of(2, 2)
+    per_shard, own = kv.init(SPEC, HALF, mesh=mesh)
+    replicated, divided = kv.init(SPEC, HALF, mesh=mesh, rules=ONE_BOOK)
+    with pytest.raises(kv.SpecError, match=r"2 shards in front, got .*; rules say.*'per_shard'"):
+        kv.on_mesh(kv.reserve, mesh)(replicated, ROWS)
+    with pytest.raises(kv.SpecError, match=r"one shard's, got one of 2 shards"):
+        kv.on_mesh(kv.reserve, mesh, ONE_BOOK)(per_shard, ROWS[0])
+    told = "storage: made for another mesh or other rules than those of `on_mesh`"
+    copies = {"full": (ROWS[0], ROWS[1])}
+    with pytest.raises(kv.SpecError, match=told):
+        kv.on_mesh(lambda storage: kv.copy_blocks(storage, copies), mesh)(divided)
+    with pytest.raises(kv.SpecError, match=told):
+        kv.on_mesh(lambda storage: kv.copy_blocks(storage, copies), mesh, ONE_BOOK)(own)
+    with pytest.raises(kv.SpecError, match=told):
+        kv.on_mesh(lambda storage: kv.copy_blocks(storage, copies), mesh_of(4, 2))(own)
+
+
+def test_own_heads_outside_of_on_mesh():
+    with pytest.raises(kv.SpecError, match="values: there is no mesh axis 'model' here; call it"):
+        kv.own_heads(np.zeros((2, 4)), 1)

@@ -3,10 +3,11 @@
 import asyncio
 
 import numpy as np
+import pytest
 from machines import HOST, SPEC, Machine, bytes_of, close, put, receive, serve
 
 import kvpool as kv
-from kvpool.transfer import Inbox, Offer, Sender, fetch, rows
+from kvpool.transfer import Inbox, Offer, Sender, Shards, TransferError, fetch, rows
 
 
 def test_a_receiver_that_holds_a_part_ends_bit_equal_to_a_cold_transfer():
@@ -87,6 +88,9 @@ def test_layers_are_sent_as_they_come():
         task = asyncio.ensure_future(fetch(inbox, "slow", peers, streams=1))
         seen = []
         for name, blocks in zip([g.name for g in SPEC.groups], ready.blocks, strict=True):
+            async with asyncio.timeout(5.0):
+                while inbox.arrivals.missing > 5 - len(seen):
+                    await asyncio.sleep(0.01)
             await asyncio.sleep(0.02)
             seen.append(inbox.arrivals.missing)
             items = growing.items[SPEC.group_index(name)]
@@ -188,6 +192,89 @@ def test_a_resumed_fetch_asks_only_for_what_is_missing():
         assert second.received == sum(p.num_bytes for p in listed.parcels[half:])
         for a, b in zip(first.blocks, second.blocks, strict=True):
             assert a.tobytes() == b.tobytes()
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_a_sender_that_has_nothing_to_send_hears_of_the_end():
+    """What four ranks have alike the first sends; or the receiver has everything already."""
+    latent = kv.CacheSpec.from_layers([kv.LatentAttention(4, 2)], block_size=4)
+
+    async def run(has):
+        plan = kv.transfer.plan(latent, 9, Shards(4), Shards(1), receiver_has=has)
+        senders, peers = [Sender() for _ in range(4)], {}
+        offers = [Offer("r", latent, 9, Shards(4), rank) for rank in range(4)]
+        for rank, (sender, offer) in enumerate(zip(senders, offers, strict=True)):
+            peers[rank] = (HOST, await sender.listen())
+            sender.offer(offer).put("latent", offer.blocks[0])
+        assert plan.pairs == (() if has else ((0, 0),))
+        await fetch(Inbox(plan, 0), "r", peers, has=has)
+        assert [offer.outcome for offer in offers] == ["delivered"] * 4
+        await close(senders)
+
+    for has in (None, {"latent": np.ones(3, bool)}):
+        asyncio.run(run(has))
+
+
+def test_an_inbox_does_not_go_on_with_another_offer_of_the_same_name():
+    """As of a sender that began anew: what it has of a request of that name is another prompt's."""
+
+    async def run():
+        sender, layer = Sender(), kv.CacheSpec.from_layers([kv.FullAttention(1, 4)], block_size=4)
+        peers = {0: (HOST, await sender.listen())}
+        inbox = Inbox(kv.transfer.plan(layer, 8), 0, max_bytes=1)
+        first, second = (Offer("r", layer, 8) for _ in range(2))
+        for value, offer in ((1, first), (2, second)):
+            offer.put("full", np.full_like(offer.blocks[0][:1], value), items=[0])
+        sender.offer(first)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, streams=1, retries=1))
+        while inbox.arrivals.missing == 2:
+            await asyncio.sleep(0.01)
+        sender.withdraw(first)
+        second.put("full", np.full_like(second.blocks[0], 2))
+        sender.offer(second)
+        with pytest.raises(TransferError, match="sender 0 has another offer of this name now"):
+            await task
+        assert inbox.blocks[0][:, 0].tolist() == [1, 0]
+        await sender.close()
+
+    asyncio.run(run())
+
+
+def test_a_receiver_less_patient_than_its_sender_waits_for_a_prefill_too():
+    async def run():
+        sender, layer = Sender(timeout=30.0), kv.CacheSpec.from_layers([kv.FullAttention(1, 4)])
+        peers = {0: (HOST, await sender.listen())}
+        offer = sender.offer(Offer("r", layer, 8))
+        inbox = Inbox(kv.transfer.plan(layer, 8), 0)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, timeout=0.3, retries=0))
+        await asyncio.sleep(0.8)
+        assert not task.done()
+        offer.put("full", offer.blocks[0])
+        offer.notify()
+        await task
+        await sender.close()
+
+    asyncio.run(run())
+
+
+def test_an_error_of_our_own_ends_the_offer(monkeypatch):
+    """Such as no memory: it comes out as it is, and no sender waits for more."""
+
+    def no_memory(*_):
+        raise MemoryError
+
+    async def run():
+        source = Machine()
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r")
+        offer = senders[0].offers["r"]
+        inbox = Inbox(kv.transfer.plan(SPEC, 21), 0)
+        monkeypatch.setattr(inbox, "count", no_memory)
+        with pytest.raises(ExceptionGroup, match="TaskGroup"):
+            await fetch(inbox, "r", peers)
+        assert offer.outcome == "cancelled"
         await close(senders)
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvpool as kv
-from kvpool.transfer import Agreement, Disagreement, Key, Shards
+from kvpool.transfer import Agreement, Disagreement, Key, Offer, Shards
 from kvpool.transfer.agreement import agreement
 from kvpool.transfer.arrivals import Arrivals
 from kvpool.transfer.parcels import outline
@@ -75,6 +75,12 @@ def test_snapshots_that_a_policy_asks_for_come_before_the_state_at_the_end():
     assert [plan.reason("state", n) for n in (8, 21)] == ["snapshot asked", "state at the end"]
     with pytest.raises(kv.SpecError, match=r"snapshots: wanted lengths from 1 to 20, got \[21\]"):
         kv.transfer.plan(SMALL, 21, snapshots=[21])
+    for none in (1.5, True, "8", 0):
+        with pytest.raises(kv.SpecError, match="snapshots: wanted an integer of at least 1"):
+            kv.transfer.plan(SMALL, 21, snapshots=[none])
+    counted = kv.transfer.plan(SMALL, 21, snapshots=np.array([16, 8]))
+    assert (counted, counted.digest) == (plan, plan.digest)
+    assert counted.snapshots == (8, 16)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +168,29 @@ AWKWARD = ["", "-", "=", "/", "a/b", "%2F", "42", "ä", None]
 
 
 def test_keys_of_awkward_requests_and_tags_come_back():
-    requests = [text for text in AWKWARD if text is not None] + [42, 0]
+    requests = [text for text in AWKWARD if text is not None] + [42, 0, 2**128 - 1]
     keys = [Key(r, 3, tag, 5, 0) for r in requests for tag in AWKWARD]
     assert len({str(key) for key in keys}) == len(keys)
     for key in keys:
         again = Key.parse(str(key))
         assert again == key
         assert type(again.request) is type(key.request)
+
+
+@pytest.mark.parametrize(
+    "request_", [-1, 2**128, True, 1.0, None, b"r", "\ud800", "x" * 1025, "ä" * 171]
+)
+def test_requests_that_no_key_can_carry_are_refused(request_):
+    with pytest.raises(kv.SpecError, match="request: wanted an integer from 0 to"):
+        Offer(request_, SMALL, 5)
+    with pytest.raises(kv.SpecError, match="request: wanted an integer from 0 to"):
+        list(kv.transfer.plan(SMALL, 5).keys(request_, 0, 0))
+
+
+def test_requests_that_numpy_counts_are_ints():
+    offer = Offer(np.int64(5), SMALL, 5)
+    assert type(offer.request) is int
+    assert Offer("x" * 1024, SMALL, 5).request == "x" * 1024
 
 
 @pytest.mark.parametrize(
@@ -223,6 +245,15 @@ def test_pooling_need_not_agree():
     elastic = kv.with_pooling(SMALL, "elastic")
     one = Shards(1)
     assert agreement(SMALL, one, one).settle(agreement(elastic, one, one)) == 1
+
+
+def test_the_form_in_which_specs_are_written_need_not_agree(monkeypatch):
+    """As while one side runs a newer release already."""
+    ours, written = agreement(SMALL, Shards(1), Shards(1)), SMALL.to_dict()
+    monkeypatch.setattr(kv.CacheSpec, "to_dict", lambda _: {**written, "schema_version": 99})
+    theirs = agreement(SMALL, Shards(1), Shards(1))
+    assert ours.settle(theirs) == 1
+    assert ours.digest == theirs.digest
 
 
 MIB = 1 << 20
