@@ -22,6 +22,9 @@ import kvpool as kv
 
 ROOMY = 400  # blocks of each group: more than there can be
 
+# Of a fault of an earlier call.
+pytestmark = pytest.mark.filterwarnings("ignore::kvpool.tiers.StoreWarning")
+
 
 class TierMachine(CacheMachine):
     """As the cache's own, with promotions between the steps, lost host blocks and copies that fail.

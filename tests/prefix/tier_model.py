@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -44,8 +43,7 @@ def failing(fault):
             raise Failure(name)
         return original(*args, **kwargs)
 
-    with mock.patch.object(owner, name, call), warnings.catch_warnings():
-        warnings.simplefilter("ignore", kv.tiers.StoreWarning)
+    with mock.patch.object(owner, name, call):
         yield raised
 
 
