@@ -218,6 +218,7 @@ class _Call:
             "num_tokens": inbox.plan.num_tokens,
             "snapshots": inbox.plan.snapshots,
             "shards": [inbox.plan.receiver.heads, inbox.plan.receiver.context],
+            "sender": sender,
             "receiver": inbox.rank,
             "has": {name: wire.bits_to_text(mask) for name, mask in self.has.items()},
             "max_bytes": inbox.max_bytes,

@@ -73,9 +73,13 @@ class Sender:
         return self.port
 
     def offer(self, offer: Offer) -> Offer:
-        """Serves an offer from now on; SpecError when its request is being served already."""
+        """Serves an offer from now on; SpecError for one that ended, or where its name is taken."""
         if offer.request in self.offers:
             raise SpecError(f"request {offer.request!r} is offered already")
+        if offer.outcome:
+            raise SpecError(
+                f"request {offer.request!r}: the offer was {offer.outcome}; make another"
+            )
         self.offers[offer.request] = offer
         return offer
 
@@ -105,7 +109,8 @@ class Sender:
     def withdraw(self, offer: Offer) -> None:
         """Ends an offer; streams that are on their way are cut."""
         offer.outcome = offer.outcome or "withdrawn"
-        self.offers.pop(offer.request, None)
+        if self.offers.get(offer.request) is offer:  # and not one that took its name since
+            del self.offers[offer.request]
         offer.notify()
 
     async def close(self) -> None:
@@ -159,6 +164,10 @@ class Sender:
         offer = self.offers.get(request) if isinstance(request, (int, str)) else None
         if offer is None:
             raise SpecError(f"no request {request!r:.80} is offered")
+        if hello.get("sender") != offer.rank:
+            raise SpecError(
+                f"sender: wanted rank {hello.get('sender')!r:.80}, this is {offer.rank}"
+            )
         receiver = _shards(hello)
         mine = plan(offer.spec, offer.num_tokens, offer.shards, receiver).agreement
         version = mine.settle(Agreement.from_dict(hello.get("agreement")))
