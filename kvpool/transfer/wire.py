@@ -23,7 +23,7 @@ from kvpool.transfer.plan import TransferPlan
 
 HELLO, ACCEPT, REFUSE, DATA, END, PING = range(1, 7)
 MAGIC = b"kvpl"
-MAX_CONTROL = 16 << 20  # bytes of a control message
+MAX_CONTROL = 1 << 20  # bytes of a control message: read as JSON they are many times that
 _HEADER = struct.Struct("!4sBBHIQQ")  # magic, kind, version, key bytes, number, bytes, channel
 _SUM = struct.Struct("!Q")
 _PIECE = 1 << 19  # bytes of a payload that are summed and moved at once

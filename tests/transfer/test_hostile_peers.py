@@ -46,13 +46,24 @@ def test_a_claimed_length_takes_no_memory():
         asyncio.run(received(claims))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < wire.MAX_CONTROL // 16
+    assert peak < wire.MAX_CONTROL // 4
 
 
 @pytest.mark.parametrize("payload", [DEEP, b"\xff", b"{", b"[]", b"1"])
 def test_a_message_that_is_no_object(payload):
     with pytest.raises(wire.ProtocolError, match="a message is no JSON"):
         asyncio.run(received(frame(wire.HELLO, payload)))
+
+
+def test_a_message_that_takes_much_more_memory_than_bytes():
+    """Five million lists are 16 MiB on the way, and 400 here, before a token was said."""
+    data = frame(wire.HELLO, b"[" + b"[]," * 5_000_000 + b"[]]")
+    tracemalloc.start()
+    with pytest.raises(wire.ProtocolError):
+        asyncio.run(received(data))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
 
 
 def test_long_messages_come_whole():
@@ -123,7 +134,8 @@ def test_a_receiver_of_a_million_ranks_is_refused_before_it_is_planned_for():
     asyncio.run(run())
 
 
-def test_a_peer_that_does_not_read_its_refusal_is_given_up():
+def test_a_peer_that_does_not_read_its_refusal_is_given_up(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_CONTROL", 16 << 20)
     hello = hello_of(kv.transfer.plan(SPEC, 21))
     hello["agreement"] = {"versions": [1, 1], "facts": {"a": "x" * (12 << 20)}}
 
