@@ -65,7 +65,12 @@ class Offer:
         self.mark = secrets.token_hex(8)  # tells it from other offers of the same name
         self.news = asyncio.Event()  # of the next notify; take it before looking for what is new
         self.served: set[int] = set()
+        self.streams: set[asyncio.Task] = set()  # that send what it has
         self.outcome: str | None = None  # "delivered", "cancelled" or "withdrawn" once it ended
+        self.touch()
+
+    def touch(self) -> None:
+        """Notes that a receiver gave a sign."""
         self.active = time.monotonic()
 
     def put(self, group: str, data, layers: range | None = None, items=None) -> None:
@@ -105,7 +110,7 @@ class Offer:
 
     def notify(self) -> None:
         """Tells those who wait that something was put, or that the offer has ended."""
-        self.active = time.monotonic()
+        self.touch()
         news, self.news = self.news, asyncio.Event()
         news.set()
 

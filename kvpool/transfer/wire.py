@@ -12,6 +12,7 @@ import hashlib
 import json
 import socket
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -125,8 +126,14 @@ def _frame(kind: int, channel: int, key: bytes, number: int, payload: bytes) -> 
     return begin + _SUM.pack(xxhash.xxh3_64_intdigest(begin))
 
 
-def send_data(sock: socket.socket, channel: int, key: bytes, number: int, payload) -> None:
-    """Sends a parcel from a thread: u8[num_bytes], which is not copied."""
+def send_data(
+    sock: socket.socket, channel: int, key: bytes, number: int, payload, progress: Callable
+) -> None:
+    """Sends a parcel from a thread: u8[num_bytes], which is not copied.
+
+    Args:
+      progress: called after each piece of it.
+    """
     payload = memoryview(payload)
     begin = _HEADER.pack(MAGIC, DATA, 1, len(key), number, len(payload), channel) + key
     digest = xxhash.xxh3_64(begin)
@@ -135,6 +142,7 @@ def send_data(sock: socket.socket, channel: int, key: bytes, number: int, payloa
         piece = payload[start : start + _PIECE]
         digest.update(piece)
         sock.sendall(piece)
+        progress()
     sock.sendall(_SUM.pack(digest.intdigest()))
 
 

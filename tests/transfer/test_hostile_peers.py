@@ -5,11 +5,12 @@ import json
 import socket
 import tracemalloc
 
+import numpy as np
 import pytest
 from machines import SPEC, Machine, close, serve
 
 import kvpool as kv
-from kvpool.transfer import Inbox, Shards, TransferError, fetch, wire
+from kvpool.transfer import Inbox, Offer, Sender, Shards, TransferError, fetch, wire
 from kvpool.transfer.receiver import _Call
 
 DEEP = b'{"lacks": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -239,5 +240,38 @@ def test_a_hello_of_no_time(timeout):
         got = await answered(peers[0], hello_of(kv.transfer.plan(SPEC, 21), timeout=timeout))
         await close(senders)
         assert b"timeout: wanted seconds from 0.001 to" in got
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_takes_a_byte_now_and_then_does_not_hold_a_stream():
+    """What it takes of a large parcel is a sign of life, but only a piece of it is."""
+    spec = kv.CacheSpec.from_layers([kv.FullAttention(8, 128)] * 8, block_size=16)
+
+    async def run():
+        loop, sender = asyncio.get_running_loop(), Sender(timeout=5.0)
+        port = await sender.listen()
+        offer = sender.offer(Offer("r", spec, 1024))
+        offer.put("full", np.ones_like(offer.blocks[0]))
+        signs, touch = [], offer.touch
+        offer.touch = lambda: signs.append(touch())
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.setblocking(False)
+            await loop.sock_connect(peer, ("127.0.0.1", port))
+            hello = hello_of(kv.transfer.plan(spec, 1024), max_bytes=64 << 20)
+            hello["here"] = wire.bits_to_text([False])
+            await loop.sock_sendall(peer, frame(wire.HELLO, hello))
+            waits = asyncio.ensure_future(sender.delivered(offer, 0.5))
+            await asyncio.sleep(0.1)
+            assert len(sender._tasks) == 2
+            assert len(signs) >= 2  # the hello, and pieces that went into the system's buffers
+            while not waits.done():
+                await loop.sock_recv(peer, 1)
+                await asyncio.sleep(0.02)
+            assert offer.outcome == "withdrawn"
+            await asyncio.sleep(0.1)
+            assert len(sender._tasks) == 1  # the listener's
+        await sender.close()
 
     asyncio.run(run())
