@@ -6,7 +6,7 @@ from kvpool.transfer.parcels import Outline, outline
 from kvpool.transfer.plan import TransferPlan
 from kvpool.transfer.shards import Shards
 
-_MOST_RANKS = 1 << 16  # of a receiver: what it says is planned for before anything is sent
+_MOST_RANKS = 1 << 12  # of a receiver: what it says is planned for before anything is sent
 
 
 class Stream:

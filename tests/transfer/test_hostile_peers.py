@@ -130,7 +130,7 @@ def test_a_receiver_of_a_million_ranks_is_refused_before_it_is_planned_for():
         senders, peers = await serve(filled(), 1, "r")
         got = await answered(peers[0], hello)
         await close(senders)
-        assert b"shards: wanted at most 65536 ranks, got [1, 1000000]" in got
+        assert b"shards: wanted at most 4096 ranks, got [1, 1000000]" in got
 
     asyncio.run(run())
 
