@@ -28,6 +28,12 @@ def frame(kind, message, channel=0):
     return wire._frame(kind, channel, b"", 0, payload)
 
 
+async def until(holds):
+    async with asyncio.timeout(10.0):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
 async def received(data):
     """The message that these bytes are."""
     ours, theirs = socket.socketpair()
@@ -148,8 +154,8 @@ def test_a_peer_that_does_not_read_its_refusal_is_given_up(monkeypatch):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(peer, peers[0])
             await loop.sock_sendall(peer, frame(wire.HELLO, hello))
-            await asyncio.sleep(1.0)
-            assert len(senders[0]._tasks) == 1  # the listener's
+            await until(lambda: len(senders[0]._tasks) == 2)
+            await until(lambda: len(senders[0]._tasks) == 1)  # the listener's
         await close(senders)
 
     asyncio.run(run())
@@ -262,16 +268,15 @@ def test_a_peer_that_takes_a_byte_now_and_then_does_not_hold_a_stream():
             hello = hello_of(kv.transfer.plan(spec, 1024), max_bytes=64 << 20)
             hello["here"] = wire.bits_to_text([False])
             await loop.sock_sendall(peer, frame(wire.HELLO, hello))
-            waits = asyncio.ensure_future(sender.delivered(offer, 0.5))
-            await asyncio.sleep(0.1)
+            waits = asyncio.ensure_future(sender.delivered(offer, 1.0))
+            # The hello, and pieces that went into the system's buffers.
+            await until(lambda: len(signs) >= 2)
             assert len(sender._tasks) == 2
-            assert len(signs) >= 2  # the hello, and pieces that went into the system's buffers
             while not waits.done():
                 await loop.sock_recv(peer, 1)
                 await asyncio.sleep(0.02)
             assert offer.outcome == "withdrawn"
-            await asyncio.sleep(0.1)
-            assert len(sender._tasks) == 1  # the listener's
+            await until(lambda: len(sender._tasks) == 1)  # the listener's
         await sender.close()
 
     asyncio.run(run())

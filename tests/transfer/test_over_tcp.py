@@ -248,8 +248,8 @@ def test_a_receiver_less_patient_than_its_sender_waits_for_a_prefill_too():
         peers = {0: (HOST, await sender.listen())}
         offer = sender.offer(Offer("r", layer, 8))
         inbox = Inbox(kv.transfer.plan(layer, 8), 0)
-        task = asyncio.ensure_future(fetch(inbox, "r", peers, timeout=0.3, retries=0))
-        await asyncio.sleep(0.8)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, timeout=0.8, retries=0))
+        await asyncio.sleep(1.6)
         assert not task.done()
         offer.put("full", offer.blocks[0])
         offer.notify()
