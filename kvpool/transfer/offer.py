@@ -49,7 +49,10 @@ class Offer:
         """
         self.request, self.spec, self.num_tokens = checked_request(request), spec, num_tokens
         self.shards, self.rank, self.snapshots = shards, rank, tuple(snapshots)
-        self.lacks = {name: dict(of_group) for name, of_group in (lacks or {}).items()}
+        self.lacks = {
+            name: {int(column): int(tokens) for column, tokens in of_group.items()}
+            for name, of_group in (lacks or {}).items()
+        }
         whole = plan(spec, num_tokens, shards, shards, snapshots=self.snapshots)
         shards.check_rank(rank)
         self.items = local_items(whole, shards, rank)

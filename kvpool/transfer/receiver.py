@@ -198,7 +198,8 @@ class _Call:
         await asyncio.gather(*(self._tell(peers[sender], sender, outcome) for sender in peers))
 
     async def _tell(self, peer: tuple[str, int], sender: int, outcome: str) -> None:
-        hello = {**self._hello(sender, 0), "outcome": outcome}
+        mark = self.inbox.marks.get(sender)
+        hello = {**self._hello(sender, 0), "outcome": outcome, "mark": mark}
         for _ in range(self.retries + 1):
             with contextlib.suppress(OSError, TimeoutError, wire.ProtocolError):
                 async with asyncio.timeout(min(self.timeout, 1.0)):

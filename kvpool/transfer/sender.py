@@ -165,6 +165,8 @@ class Sender:
         offer = self.offers.get(request) if isinstance(request, (int, str)) else None
         if offer is None:
             raise SpecError(f"no request {request!r:.80} is offered")
+        if hello.get("mark") not in (None, offer.mark):
+            raise SpecError(f"request {request!r:.80}: that offer has ended, this is another")
         if hello.get("sender") != offer.rank:
             raise SpecError(
                 f"sender: wanted rank {hello.get('sender')!r:.80}, this is {offer.rank}"

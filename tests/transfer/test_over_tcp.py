@@ -237,6 +237,9 @@ def test_an_inbox_does_not_go_on_with_another_offer_of_the_same_name():
         with pytest.raises(TransferError, match="sender 0 has another offer of this name now"):
             await task
         assert inbox.blocks[0][:, 0].tolist() == [1, 0]
+        assert second.outcome is None  # the end that was told is the first one's
+        await fetch(Inbox(inbox.plan, 0), "r", peers)
+        assert second.outcome == "delivered"
         await sender.close()
 
     asyncio.run(run())

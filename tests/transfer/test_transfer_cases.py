@@ -2,6 +2,7 @@
 
 import cProfile
 import itertools
+import json
 import pstats
 
 import numpy as np
@@ -190,6 +191,8 @@ def test_requests_that_numpy_counts_are_ints():
     offer = Offer(np.int64(5), SMALL, 5)
     assert type(offer.request) is int
     assert Offer("x" * 1024, SMALL, 5).request == "x" * 1024
+    counted = Offer(5, SMALL, 5, lacks={"full": {np.int64(0): np.int32(2)}})
+    assert json.dumps(counted.lacks) == '{"full": {"0": 2}}'
 
 
 @pytest.mark.parametrize(
