@@ -15,7 +15,7 @@ The block arrays are [D, M, rows, W] for D shards and M ranks.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from kvpool import plan_checks, words
+from kvpool.buffers import heads_and_rows
 from kvpool.parts import Part
 from kvpool.plan import Plan
 from kvpool.rules import PER_SHARD, REPLICATED, Rules
@@ -171,28 +172,44 @@ def on_mesh(
     return everywhere
 
 
-def own_heads(values: jax.Array, axis: int, rules: Rules | None = None) -> jax.Array:
+def own_heads(
+    values: jax.Array, axis: int, rules: Rules | None = None, segments: Sequence = ()
+) -> jax.Array:
     """Inside `on_mesh`, the heads of this rank, of values that have those of all along an axis.
 
     As in the plan for `per_rank`: an equal share in their order; where there are fewer heads than
     ranks one, which several ranks have.
 
+    Args:
+      segments: of the buffer that the values are for: the parts that are joined along the axis,
+        each a number of rows or (heads, rows of a head), of which a rank has its share of each.
+
     Raises:
-      SpecError: for heads that the ranks cannot divide, naming both; outside of `on_mesh`.
+      SpecError: for heads that the ranks cannot divide, naming both; segments that are not as many
+        rows as the axis has; outside of `on_mesh`.
     """
     name = (Rules() if rules is None else rules).heads
     if name is None:
         return values
     try:
-        heads, ranks = values.shape[axis], lax.axis_size(name)
+        ranks = lax.axis_size(name)
     except NameError as error:
         raise SpecError(
             f"values: there is no mesh axis {name!r} here; call it inside `on_mesh`"
         ) from error
-    if heads % ranks and ranks % heads:
-        raise SpecError(f"values: {heads} heads cannot be divided among {ranks} ranks on {name!r}")
-    first = lax.div(lax.axis_index(name) * heads, ranks)
-    return lax.dynamic_slice_in_dim(values, first, max(1, heads // ranks), axis)
+    parts, start = [], 0
+    for heads, rows in map(heads_and_rows, segments or (values.shape[axis],)):
+        if heads % ranks and ranks % heads:
+            raise SpecError(
+                f"values: {heads} heads cannot be divided among {ranks} ranks on {name!r}"
+            )
+        first = start + lax.div(lax.axis_index(name) * heads, ranks) * rows
+        size = max(1, heads // ranks) * rows
+        parts.append(lax.dynamic_slice_in_dim(values, first, size, axis))
+        start += heads * rows
+    if start != values.shape[axis]:
+        raise SpecError(f"segments: {start} rows in all, wanted the {values.shape[axis]} of values")
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
 def _specs_of(rules: Rules, tree):

@@ -71,9 +71,10 @@ class Agreement:
 def agreement(spec: CacheSpec, sender: Shards, receiver: Shards) -> Agreement:
     """What one side states.
 
-    How a cache pools its memory, and the form in which a release writes specs, may differ.
+    How a cache pools its memory, and the form in which a release writes specs, may differ. What
+    blocks the groups have is said of each, however the spec came to it.
     """
-    apart = ("pooling", "schema_version")
+    apart = ("pooling", "schema_version", "block_size", "block_sizes")
     stated = {key: value for key, value in spec.to_dict().items() if key not in apart}
     facts = {
         "spec": hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:16],

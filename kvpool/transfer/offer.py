@@ -49,7 +49,10 @@ class Offer:
         """
         self.request, self.spec, self.num_tokens = checked_request(request), spec, num_tokens
         self.shards, self.rank, self.snapshots = shards, rank, tuple(snapshots)
-        self.lacks = {name: dict(of_group) for name, of_group in (lacks or {}).items()}
+        self.lacks = {
+            name: {int(column): int(tokens) for column, tokens in of_group.items()}
+            for name, of_group in (lacks or {}).items()
+        }
         whole = plan(spec, num_tokens, shards, shards, snapshots=self.snapshots)
         shards.check_rank(rank)
         self.items = local_items(whole, shards, rank)
@@ -65,7 +68,12 @@ class Offer:
         self.mark = secrets.token_hex(8)  # tells it from other offers of the same name
         self.news = asyncio.Event()  # of the next notify; take it before looking for what is new
         self.served: set[int] = set()
+        self.streams: set[asyncio.Task] = set()  # that send what it has
         self.outcome: str | None = None  # "delivered", "cancelled" or "withdrawn" once it ended
+        self.touch()
+
+    def touch(self) -> None:
+        """Notes that a receiver gave a sign."""
         self.active = time.monotonic()
 
     def put(self, group: str, data, layers: range | None = None, items=None) -> None:
@@ -105,7 +113,7 @@ class Offer:
 
     def notify(self) -> None:
         """Tells those who wait that something was put, or that the offer has ended."""
-        self.active = time.monotonic()
+        self.touch()
         news, self.news = self.news, asyncio.Event()
         news.set()
 

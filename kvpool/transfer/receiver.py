@@ -201,7 +201,8 @@ class _Call:
         await asyncio.gather(*(self._tell(peers[sender], sender, outcome) for sender in peers))
 
     async def _tell(self, peer: tuple[str, int], sender: int, outcome: str) -> None:
-        hello = {**self._hello(sender, 0), "outcome": outcome}
+        mark = self.inbox.marks.get(sender)
+        hello = {**self._hello(sender, 0), "outcome": outcome, "mark": mark}
         for _ in range(self.retries + 1):
             with contextlib.suppress(OSError, TimeoutError, wire.ProtocolError):
                 async with asyncio.timeout(min(self.timeout, 1.0)):
@@ -221,6 +222,7 @@ class _Call:
             "num_tokens": inbox.plan.num_tokens,
             "snapshots": inbox.plan.snapshots,
             "shards": [inbox.plan.receiver.heads, inbox.plan.receiver.context],
+            "sender": sender,
             "receiver": inbox.rank,
             "has": {name: wire.bits_to_text(mask) for name, mask in self.has.items()},
             "max_bytes": inbox.max_bytes,

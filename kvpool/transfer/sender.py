@@ -18,12 +18,11 @@ from kvpool.status import SpecError
 from kvpool.transfer import wire
 from kvpool.transfer.agreement import Agreement
 from kvpool.transfer.offer import Offer
-from kvpool.transfer.parcels import Outline, outline, parcel_key
+from kvpool.transfer.parcels import parcel_key
 from kvpool.transfer.plan import TransferPlan, plan
-from kvpool.transfer.shards import Shards
+from kvpool.transfer.stream import Stream, shards_of
 
 _AGAIN = 0.05  # seconds until a listener that found no room tries again
-_MOST_RANKS = 1 << 16  # of a receiver: what it says is planned for before anything is sent
 
 
 class Sender:
@@ -73,9 +72,13 @@ class Sender:
         return self.port
 
     def offer(self, offer: Offer) -> Offer:
-        """Serves an offer from now on; SpecError when its request is being served already."""
+        """Serves an offer from now on; SpecError for one that ended, or where its name is taken."""
         if offer.request in self.offers:
             raise SpecError(f"request {offer.request!r} is offered already")
+        if offer.outcome:
+            raise SpecError(
+                f"request {offer.request!r}: the offer was {offer.outcome}; make another"
+            )
         self.offers[offer.request] = offer
         return offer
 
@@ -105,7 +108,10 @@ class Sender:
     def withdraw(self, offer: Offer) -> None:
         """Ends an offer; streams that are on their way are cut."""
         offer.outcome = offer.outcome or "withdrawn"
-        self.offers.pop(offer.request, None)
+        if self.offers.get(offer.request) is offer:  # and not one that took its name since
+            del self.offers[offer.request]
+        for task in offer.streams:  # a peer that takes a byte now and then would hold them
+            task.cancel()
         offer.notify()
 
     async def close(self) -> None:
@@ -159,7 +165,13 @@ class Sender:
         offer = self.offers.get(request) if isinstance(request, (int, str)) else None
         if offer is None:
             raise SpecError(f"no request {request!r:.80} is offered")
-        receiver = _shards(hello)
+        if hello.get("mark") not in (None, offer.mark):
+            raise SpecError(f"request {request!r:.80}: that offer has ended, this is another")
+        if hello.get("sender") != offer.rank:
+            raise SpecError(
+                f"sender: wanted rank {hello.get('sender')!r:.80}, this is {offer.rank}"
+            )
+        receiver = shards_of(hello)
         mine = plan(offer.spec, offer.num_tokens, offer.shards, receiver).agreement
         version = mine.settle(Agreement.from_dict(hello.get("agreement")))
         has = hello.get("has", {})
@@ -173,10 +185,10 @@ class Sender:
                 f"plans differ: {offer.num_tokens} tokens and snapshots at "
                 f"{list(agreed.snapshots)} here, {there} there"
             )
-        return offer, agreed, _Stream.of(hello, agreed, offer), version
+        return offer, agreed, Stream.of(hello, agreed, offer), version
 
     async def _stream(
-        self, sock, offer: Offer, agreed: TransferPlan, stream: "_Stream", version: int
+        self, sock, offer: Offer, agreed: TransferPlan, stream: Stream, version: int
     ) -> None:
         channel = wire.channel_of(agreed, offer.request, offer.rank, stream.receiver)
         if stream.outcome == "delivered":
@@ -190,10 +202,17 @@ class Sender:
         async with asyncio.timeout(self.timeout):
             answer = {"version": version, "mark": offer.mark, "lacks": lacks}
             await wire.send_message(sock, wire.ACCEPT, channel, answer)
-        if not stream.outcome:
+        if stream.outcome:
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        offer.streams.add(task)
+        try:
             await self._send(sock, offer, agreed, stream, channel)
+        finally:
+            offer.streams.discard(task)
 
-    async def _send(self, sock, offer, agreed, stream: "_Stream", channel: int) -> None:
+    async def _send(self, sock, offer, agreed, stream: Stream, channel: int) -> None:
         left = stream.numbers
         while left:
             news = offer.news
@@ -213,7 +232,7 @@ class Sender:
             except TimeoutError:
                 async with asyncio.timeout(self.timeout):
                     await wire.send(sock, wire.PING, channel)
-                offer.active = time.monotonic()
+                offer.touch()
         async with asyncio.timeout(self.timeout):
             await wire.send(sock, wire.END, channel)
 
@@ -226,51 +245,10 @@ def _send_parcels(sock, offer: Offer, agreed: TransferPlan, stream, channel: int
             raise ConnectionError("the offer has ended")
         listed, parcel = stream.outline, stream.outline.parcels[number]
         key = parcel_key(agreed, listed, number, offer.request, offer.rank, stream.receiver)
-        portions = offer.portions(listed, parcel)
-        wire.send_data(sock, channel, str(key).encode(), number, parcel.num_bytes, portions)
+        data = parcel.num_bytes, offer.portions(listed, parcel)
+        wire.send_data(sock, channel, str(key).encode(), number, *data, offer.touch)
         sent += parcel.num_bytes
-        offer.active = time.monotonic()
     return sent
-
-
-class _Stream:
-    """What one connection asks for, or the outcome that it tells of."""
-
-    def __init__(self, receiver: int, listed: Outline, numbers: list[int], hello: dict):
-        self.receiver, self.outline, self.numbers = receiver, listed, numbers
-        self.outcome = hello.get("outcome")
-        self.timeout = wire.seconds("timeout", hello.get("timeout"))
-        if self.outcome not in (None, "delivered", "cancelled"):
-            raise wire.ProtocolError(f"wanted an outcome, got {self.outcome!r:.80}")
-
-    def is_ready(self, offer: Offer, number: int) -> bool:
-        """Whether an offer has all bytes of a parcel."""
-        return offer.has(self.outline, self.outline.parcels[number])
-
-    @classmethod
-    def of(cls, hello: dict, agreed: TransferPlan, offer: Offer) -> "_Stream":
-        asked = [hello.get(name) for name in ("receiver", "streams", "stream", "max_bytes")]
-        receiver, streams, stream, size = (n if type(n) is int else -1 for n in asked)
-        if min(receiver, streams, stream, size) < 0 or stream >= streams:
-            raise wire.ProtocolError(f"wanted a rank, streams and a size, got {asked!r:.80}")
-        by_layer = hello.get("by_layer") is True
-        listed = outline(agreed, offer.rank, receiver, size, by_layer)
-        here = wire.bits_from_text(hello.get("here", ""))
-        if len(here) != len(listed.parcels):
-            raise wire.ProtocolError(f"wanted {len(listed.parcels)} parcels, got {len(here)}")
-        wanted = range(stream, len(here), streams)
-        numbers = [number for number in wanted if not here[number]]
-        return cls(receiver, listed, numbers, hello)
-
-
-def _shards(hello: dict) -> Shards:
-    shards = hello.get("shards")
-    if not isinstance(shards, list) or len(shards) != 2:
-        raise wire.ProtocolError(f"wanted shards, got {shards!r:.80}")
-    found = Shards(*shards)
-    if found.ranks > _MOST_RANKS:
-        raise wire.ProtocolError(f"shards: wanted at most {_MOST_RANKS} ranks, got {shards!r:.80}")
-    return found
 
 
 def _is_token(said, token: str) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import socket
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from kvpool.transfer.plan import TransferPlan
 
 HELLO, ACCEPT, REFUSE, DATA, END, PING = range(1, 7)
 MAGIC = b"kvpl"
-MAX_CONTROL = 16 << 20  # bytes of a control message
+MAX_CONTROL = 1 << 20  # bytes of a control message: read as JSON they are many times that
 _HEADER = struct.Struct("!4sBBHIQQ")  # magic, kind, version, key bytes, number, bytes, channel
 _SUM = struct.Struct("!Q")
 _STEP = 1 << 16  # bytes of a message that are made room for at once
@@ -125,15 +126,21 @@ def _frame(kind: int, channel: int, key: bytes, number: int, payload: bytes) -> 
 
 
 def send_data(
-    sock: socket.socket, channel: int, key: bytes, number: int, num_bytes: int, portions
-) -> None:
-    """Sends a parcel from a thread: arrays u8[...] of `num_bytes` in all, which are not copied."""
+    sock: socket.socket, channel: int, key: bytes, number: int, num_bytes: int, portions,
+    progress: Callable,
+) -> None:  # fmt: skip
+    """Sends a parcel from a thread: arrays u8[...] of `num_bytes` in all, which are not copied.
+
+    Args:
+      progress: called after each of them.
+    """
     begin = _HEADER.pack(MAGIC, DATA, 1, len(key), number, num_bytes, channel) + key
     digest = xxhash.xxh3_64(begin)
     sock.sendall(begin)
     for portion in portions:
         digest.update(portion)
         sock.sendall(portion)
+        progress()
     sock.sendall(_SUM.pack(digest.intdigest()))
 
 

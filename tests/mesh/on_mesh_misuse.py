@@ -1,10 +1,12 @@
 """On eight devices: what cannot be is refused by name, with what to do about it."""
 
+import functools
 import re
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 from lockstep import i32
 from twins import mesh_of
 
@@ -187,3 +189,32 @@ def test_rules_that_are_not_those_of_the_cache():
 def test_own_heads_outside_of_on_mesh():
     with pytest.raises(kv.SpecError, match="values: there is no mesh axis 'model' here; call it"):
         kv.own_heads(np.zeros((2, 4)), 1)
+
+
+@pytest.mark.parametrize(
+    ("segments", "rows"),
+    [((), [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
+     ((2, (2, 2), (1, 2), 2), [[0, 2, 3, 6, 7, 8], [1, 4, 5, 6, 7, 9]])],
+)  # fmt: skip
+def test_joined_segments_are_cut_each_for_itself(segments, rows):
+    """As per_rank and transfers cut the same buffer."""
+    values = np.tile(np.arange(10, dtype=np.int32), (2, 1))
+    own = functools.partial(kv.own_heads, axis=0, segments=segments)
+    function = kv.on_mesh(own, mesh_of(2, 2), out_specs=PartitionSpec("data", "model"))
+    got = np.asarray(function(values)).reshape(2, 2, -1)
+    assert got.tolist() == [rows, rows]
+    spec = kv.CacheSpec.from_layers([kv.RecurrentState({"c": ((10,), "int32", segments)})])
+    plan = kv.transfer.plan(spec, 1, kv.transfer.Shards(1), kv.transfer.Shards(2))
+    for rank in range(2):
+        (piece,) = plan.pieces(0, rank)
+        cuts = piece.lane.cuts
+        assert [r for c in cuts for r in range(c.source // 4, (c.source + c.run) // 4)] == rows[
+            rank
+        ]
+
+
+def test_segments_that_are_not_the_axis():
+    with pytest.raises(kv.SpecError, match="segments: 8 rows in all, wanted the 10 of values"):
+        kv.on_mesh(lambda x: kv.own_heads(x, 0, segments=(4, 4)), mesh_of(2, 2))(
+            np.zeros((2, 10), np.int32)
+        )

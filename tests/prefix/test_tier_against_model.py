@@ -6,14 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
-from test_against_model import (
-    FULL,
-    MAX_LEN,
-    ROWS,
-    STEP,
-    WINDOW,
-    CacheMachine,
-)
+from test_against_model import FULL, MAX_LEN, ROWS, STEP, WINDOW, CacheMachine
 from tier_actions import ACTIONS, call
 from tier_model import Failure, Promoting, TierModel, failing
 from tiered import DictStore

@@ -5,11 +5,12 @@ import json
 import socket
 import tracemalloc
 
+import numpy as np
 import pytest
 from machines import SPEC, Machine, close, serve
 
 import kvpool as kv
-from kvpool.transfer import Inbox, Shards, TransferError, fetch, wire
+from kvpool.transfer import Inbox, Offer, Sender, Shards, TransferError, fetch, wire
 from kvpool.transfer.receiver import _Call
 
 DEEP = b'{"lacks": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -25,6 +26,12 @@ def frame(kind, message, channel=0):
     """The bytes of a control message, given as a dict or as they are."""
     payload = message if isinstance(message, bytes) else json.dumps(message).encode()
     return wire._frame(kind, channel, b"", 0, payload)
+
+
+async def until(holds):
+    async with asyncio.timeout(10.0):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 async def received(data):
@@ -46,13 +53,24 @@ def test_a_claimed_length_takes_no_memory():
         asyncio.run(received(claims))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < wire.MAX_CONTROL // 16
+    assert peak < wire.MAX_CONTROL // 4
 
 
 @pytest.mark.parametrize("payload", [DEEP, b"\xff", b"{", b"[]", b"1"])
 def test_a_message_that_is_no_object(payload):
     with pytest.raises(wire.ProtocolError, match="a message is no JSON"):
         asyncio.run(received(frame(wire.HELLO, payload)))
+
+
+def test_a_message_that_takes_much_more_memory_than_bytes():
+    """Five million lists are 16 MiB on the way, and 400 here, before a token was said."""
+    data = frame(wire.HELLO, b"[" + b"[]," * 5_000_000 + b"[]]")
+    tracemalloc.start()
+    with pytest.raises(wire.ProtocolError):
+        asyncio.run(received(data))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
 
 
 def test_long_messages_come_whole():
@@ -118,12 +136,13 @@ def test_a_receiver_of_a_million_ranks_is_refused_before_it_is_planned_for():
         senders, peers = await serve(filled(), 1, "r")
         got = await answered(peers[0], hello)
         await close(senders)
-        assert b"shards: wanted at most 65536 ranks, got [1, 1000000]" in got
+        assert b"shards: wanted at most 4096 ranks, got [1, 1000000]" in got
 
     asyncio.run(run())
 
 
-def test_a_peer_that_does_not_read_its_refusal_is_given_up():
+def test_a_peer_that_does_not_read_its_refusal_is_given_up(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_CONTROL", 16 << 20)
     hello = hello_of(kv.transfer.plan(SPEC, 21))
     hello["agreement"] = {"versions": [1, 1], "facts": {"a": "x" * (12 << 20)}}
 
@@ -135,8 +154,8 @@ def test_a_peer_that_does_not_read_its_refusal_is_given_up():
             loop = asyncio.get_running_loop()
             await loop.sock_connect(peer, peers[0])
             await loop.sock_sendall(peer, frame(wire.HELLO, hello))
-            await asyncio.sleep(1.0)
-            assert len(senders[0]._tasks) == 1  # the listener's
+            await until(lambda: len(senders[0]._tasks) == 2)
+            await until(lambda: len(senders[0]._tasks) == 1)  # the listener's
         await close(senders)
 
     asyncio.run(run())
@@ -227,5 +246,37 @@ def test_a_hello_of_no_time(timeout):
         got = await answered(peers[0], hello_of(kv.transfer.plan(SPEC, 21), timeout=timeout))
         await close(senders)
         assert b"timeout: wanted seconds from 0.001 to" in got
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_takes_a_byte_now_and_then_does_not_hold_a_stream():
+    """What it takes of a large parcel is a sign of life, but only a piece of it is."""
+    spec = kv.CacheSpec.from_layers([kv.FullAttention(8, 128)] * 8, block_size=16)
+
+    async def run():
+        loop, sender = asyncio.get_running_loop(), Sender(timeout=5.0)
+        port = await sender.listen()
+        offer = sender.offer(Offer("r", spec, 1024))
+        offer.put("full", np.ones_like(offer.blocks[0]))
+        signs, touch = [], offer.touch
+        offer.touch = lambda: signs.append(touch())
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.setblocking(False)
+            await loop.sock_connect(peer, ("127.0.0.1", port))
+            hello = hello_of(kv.transfer.plan(spec, 1024), max_bytes=64 << 20)
+            hello["here"] = wire.bits_to_text([False])
+            await loop.sock_sendall(peer, frame(wire.HELLO, hello))
+            waits = asyncio.ensure_future(sender.delivered(offer, 1.0))
+            # The hello, and pieces that went into the system's buffers.
+            await until(lambda: len(signs) >= 2)
+            assert len(sender._tasks) == 2
+            while not waits.done():
+                await loop.sock_recv(peer, 1)
+                await asyncio.sleep(0.02)
+            assert offer.outcome == "withdrawn"
+            await until(lambda: len(sender._tasks) == 1)  # the listener's
+        await sender.close()
 
     asyncio.run(run())

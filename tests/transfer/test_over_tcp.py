@@ -237,6 +237,9 @@ def test_an_inbox_does_not_go_on_with_another_offer_of_the_same_name():
         with pytest.raises(TransferError, match="sender 0 has another offer of this name now"):
             await task
         assert inbox.blocks[0][:, 0].tolist() == [1, 0]
+        assert second.outcome is None  # the end that was told is the first one's
+        await fetch(Inbox(inbox.plan, 0), "r", peers)
+        assert second.outcome == "delivered"
         await sender.close()
 
     asyncio.run(run())
@@ -248,8 +251,8 @@ def test_a_receiver_less_patient_than_its_sender_waits_for_a_prefill_too():
         peers = {0: (HOST, await sender.listen())}
         offer = sender.offer(Offer("r", layer, 8))
         inbox = Inbox(kv.transfer.plan(layer, 8), 0)
-        task = asyncio.ensure_future(fetch(inbox, "r", peers, timeout=0.3, retries=0))
-        await asyncio.sleep(0.8)
+        task = asyncio.ensure_future(fetch(inbox, "r", peers, timeout=0.8, retries=0))
+        await asyncio.sleep(1.6)
         assert not task.done()
         offer.put("full", offer.blocks[0])
         offer.notify()

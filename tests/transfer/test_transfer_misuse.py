@@ -249,3 +249,37 @@ def test_layers_that_there_are_not_are_not_put(layers):
     assert not offer._here[0].any()
     offer.put("full", np.ones((2, 4 * 64), np.uint8), range(1, 3))
     assert offer._here[0].tolist() == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
+
+
+def test_peers_that_are_mixed_up_are_told_apart():
+    async def run():
+        source = Machine(2)
+        source.fill(1, 21)
+        senders, peers = await serve(source, 1, "r")
+        plan = kv.transfer.plan(SPEC, 21, Shards(2), Shards(2))
+        for rank in range(2):
+            with pytest.raises(Refused, match=f"wanted rank {rank}, this is {1 - rank}"):
+                await fetch(Inbox(plan, rank), "r", {0: peers[1], 1: peers[0]})
+        await close(senders)
+
+    asyncio.run(run())
+
+
+def test_the_end_of_an_offer_is_not_the_end_of_the_next_one_of_its_name():
+    async def run():
+        sender = Sender()
+        first = sender.offer(Offer("r", SPEC, 21))
+        waits = asyncio.ensure_future(sender.delivered(first))
+        await asyncio.sleep(0)
+        sender.withdraw(first)
+        second = sender.offer(Offer("r", SPEC, 21))
+        assert not await waits
+        assert sender.offers == {"r": second}
+        sender.withdraw(second)
+        with pytest.raises(
+            kv.SpecError, match="request 'r': the offer was withdrawn; make another"
+        ):
+            sender.offer(first)
+        await sender.close()
+
+    asyncio.run(run())
