@@ -123,7 +123,10 @@ class HostPrefixes:
             del self._ages[self.group_of(block.name)][block.name]
 
     def _offered(self, group: str) -> Iterator[Allocation]:
-        for block in self._ages[group].values():
+        ages = self._ages[group]
+        while ages and not self._stays(next(iter(ages.values()))):
+            pass  # what went before, which every request would else pass by
+        for block in ages.values():
             if block.ready and not block.readers:
                 yield block.allocation
 

@@ -124,3 +124,21 @@ def test_a_hit_is_the_longest_that_all_groups_can_be_restored_at(layers, sizes, 
             serving.same_content(2, 1)
             serving.release(1)
     assert len(lengths) > 2
+
+
+def test_room_for_a_block_on_a_full_host_is_found_without_a_walk_over_it():
+    serving = Tiered([FULL, WINDOW, STATE], host=100)
+    host, (offered,) = serving.prefixes._host, serving.tier.reclaimers
+    seen = []
+
+    def counted(group):
+        for one in offered(group):
+            seen.append(one)
+            yield one
+
+    serving.tier.reclaimers[0] = counted
+    for number in range(300):
+        seen.clear()
+        host.add((number.to_bytes(16, "little"), 0)).ready = True
+        assert len(seen) == (number >= 100)
+    assert [one.name[0][0] for one in host.everything()] == [n % 256 for n in range(200, 300)]
