@@ -126,9 +126,10 @@ class Offer:
     def portions(self, outline: Outline, parcel: Parcel) -> Iterator[np.ndarray]:
         """The bytes u8[...] of a parcel, in order; without a copy where they lie so."""
         piece = outline.pieces[parcel.piece]
+        places = self.places(piece.group, piece.items[parcel.start : parcel.stop])
         for items, layers in parcel.portions():
-            places = as_slice(self.places(piece.group, piece.items[items]))
-            yield pack(piece.lane, self.blocks[piece.group][places], layers).reshape(-1)
+            blocks = self.blocks[piece.group][as_slice(places[items])]
+            yield pack(piece.lane, blocks, layers).reshape(-1)
 
 
 def local_items(whole: TransferPlan, shards: Shards, rank: int) -> list[np.ndarray]:

@@ -31,7 +31,7 @@ class Parcel(NamedTuple):
     num_bytes: int
 
     def portions(self) -> Iterator[tuple[slice, range]]:
-        """(items of the piece, layers) of stretches of its bytes in their order.
+        """(items, counted from its first, layers) of stretches of its bytes in their order.
 
         None is above PORTION, unless a layer of one item is.
         """
@@ -39,10 +39,10 @@ class Parcel(NamedTuple):
         layer = self.num_bytes // (layers * items)
         some = max(1, min(layers, PORTION // layer))
         step = max(1, PORTION // (layers * layer))
-        for start in range(self.start, self.stop, step):
+        for start in range(0, items, step):
             for first in range(self.first, self.last, some):
                 last = min(first + some, self.last)
-                yield slice(start, min(start + step, self.stop)), range(first, last)
+                yield slice(start, min(start + step, items)), range(first, last)
 
 
 class Outline(NamedTuple):

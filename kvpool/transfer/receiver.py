@@ -79,7 +79,7 @@ class Inbox:
         parcel = listed.parcels[number]
         piece = listed.pieces[parcel.piece]
         lane, blocks = piece.lane, self.blocks[piece.group]
-        places = places_of(self.items[piece.group], piece.items)
+        places = places_of(self.items[piece.group], piece.items[parcel.start : parcel.stop])
         for items, layers in parcel.portions():
             # Views one and all: other threads write to the same blocks.
             runs = as_slice(places[items])

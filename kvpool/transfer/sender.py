@@ -16,10 +16,11 @@ import time
 
 from kvpool.status import SpecError
 from kvpool.transfer import wire
-from kvpool.transfer.agreement import Agreement
+from kvpool.transfer.agreement import Agreement, agreement
 from kvpool.transfer.offer import Offer
 from kvpool.transfer.parcels import parcel_key
 from kvpool.transfer.plan import TransferPlan, plan
+from kvpool.transfer.shards import check_degrees
 from kvpool.transfer.stream import Stream, shards_of
 
 _AGAIN = 0.05  # seconds until a listener that found no room tries again
@@ -172,7 +173,8 @@ class Sender:
                 f"sender: wanted rank {hello.get('sender')!r:.80}, this is {offer.rank}"
             )
         receiver = shards_of(hello)
-        mine = plan(offer.spec, offer.num_tokens, offer.shards, receiver).agreement
+        check_degrees(offer.shards, receiver)
+        mine = agreement(offer.spec, offer.shards, receiver)
         version = mine.settle(Agreement.from_dict(hello.get("agreement")))
         has = hello.get("has", {})
         if not isinstance(has, dict):
