@@ -161,6 +161,16 @@ def _name_of(dtype) -> str:
 
 def positive(name: str, value) -> int:
     """`value` as an int of at least 1, or SpecError naming the argument."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise SpecError(f"{name}: wanted an integer of at least 1, got {value!r}")
+    return count(name, value, 1)
+
+
+def count(name: str, value, least: int = 0) -> int:
+    """`value` as an int of at least `least`, or SpecError naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise SpecError(f"{name}: wanted an integer of at least {least}, got {value!r}")
     return int(value)
+
+
+def share(heads: int, ranks: int) -> int | None:
+    """Heads that one of `ranks` ranks has, at least one; None where they cannot be divided."""
+    return max(1, heads // ranks) if heads % ranks == 0 or ranks % heads == 0 else None

@@ -24,7 +24,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from kvpool import plan_checks, words
-from kvpool.buffers import heads_and_rows
+from kvpool.buffers import heads_and_rows, share
 from kvpool.parts import Part
 from kvpool.plan import Plan
 from kvpool.rules import PER_SHARD, REPLICATED, Rules
@@ -199,13 +199,13 @@ def own_heads(
         ) from error
     parts, start = [], 0
     for heads, rows in map(heads_and_rows, segments or (values.shape[axis],)):
-        if heads % ranks and ranks % heads:
+        own = share(heads, ranks)
+        if own is None:
             raise SpecError(
                 f"values: {heads} heads cannot be divided among {ranks} ranks on {name!r}"
             )
         first = start + lax.div(lax.axis_index(name) * heads, ranks) * rows
-        size = max(1, heads // ranks) * rows
-        parts.append(lax.dynamic_slice_in_dim(values, first, size, axis))
+        parts.append(lax.dynamic_slice_in_dim(values, first, own * rows, axis))
         start += heads * rows
     if start != values.shape[axis]:
         raise SpecError(f"segments: {start} rows in all, wanted the {values.shape[axis]} of values")

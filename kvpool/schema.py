@@ -7,9 +7,7 @@ slabs of plans.
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from kvpool.buffers import Buffer
+from kvpool.buffers import Buffer, count
 from kvpool.regions import Region, SharedWith
 from kvpool.status import SpecError
 
@@ -39,13 +37,6 @@ def sequence(where: str, value) -> list | tuple:
     if not isinstance(value, (list, tuple)):
         raise SpecError(f"{where}: wanted a list, got {value!r}")
     return value
-
-
-def count(name: str, value) -> int:
-    """`value` as an int of at least 0, or SpecError naming the argument."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise SpecError(f"{name}: wanted an integer of at least 0, got {value!r}")
-    return int(value)
 
 
 def counts(name: str, values) -> tuple[int, ...]:

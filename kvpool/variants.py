@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kvpool import pooling as poolings
 from kvpool import regions
-from kvpool.buffers import Buffer, dtype_name, heads_and_rows
+from kvpool.buffers import Buffer, dtype_name, heads_and_rows, share
 from kvpool.regions import Region, positive
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
@@ -31,10 +31,10 @@ def per_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
 
 def of_rank(region: Region, ranks: int) -> Region:
     """What one of `ranks` ranks keeps of a region; SpecError as `per_rank`."""
-    buffers = []
+    buffers, is_state = [], region.kind == regions.STATE
     for b in region.payload:
         if is_divided(region, b):
-            whole = b.segments or ((b.shape[0], 1) if region.kind != regions.STATE else b.shape[0],)
+            whole = b.segments or (b.shape[:1] if is_state else ((b.shape[0], 1),))
             parts = tuple(_part(b.name, segment, ranks) for segment in whole)
             rows = sum(heads * each for heads, each in map(heads_and_rows, parts))
             b = dataclasses.replace(
@@ -54,9 +54,10 @@ def _part(name: str, segment: int | tuple[int, int], ranks: int) -> int | tuple[
     """What one rank has of a segment: rows as they come, or heads, of which it has at least one."""
     if isinstance(segment, tuple):
         heads, rows = segment
-        if heads % ranks == 0 or ranks % heads == 0:
-            return max(1, heads // ranks), rows
-        raise SpecError(f"buffer {name!r}: {heads} heads cannot be divided among {ranks} ranks")
+        own = share(heads, ranks)
+        if own is None:
+            raise SpecError(f"buffer {name!r}: {heads} heads cannot be divided among {ranks} ranks")
+        return own, rows
     if segment % ranks:
         raise SpecError(
             f"buffer {name!r}: {segment} heads or channels cannot be divided among {ranks} ranks"

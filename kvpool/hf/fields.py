@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.buffers import count
 from kvpool.regions import positive
-from kvpool.schema import count
 from kvpool.status import SpecError
 
 # Where a multimodal configuration keeps the language model.

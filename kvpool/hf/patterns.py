@@ -6,9 +6,9 @@ transformers does. `layer_types` goes first wherever the family knows it.
 
 from collections.abc import Callable, Mapping
 
+from kvpool.buffers import count
 from kvpool.hf.fields import Fields
 from kvpool.regions import positive
-from kvpool.schema import count
 from kvpool.status import SpecError
 
 FULL, SLIDING, CHUNKED, LINEAR = (

@@ -6,8 +6,7 @@ in the place of the old. So whatever is planned and then not done leaves nothing
 
 import copy
 
-import numpy as np
-
+from kvpool.buffers import count
 from kvpool.status import SpecError
 
 
@@ -84,10 +83,3 @@ class HostPool:
         pool = copy.copy(self)
         pool._free, pool._fresh, pool._back = free, fresh, back
         return pool
-
-
-def count(name: str, value, least: int = 0) -> int:
-    """`value` as an int of at least `least`, or SpecError naming the argument."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise SpecError(f"{name}: wanted an integer of at least {least}, got {value!r}")
-    return int(value)

@@ -5,12 +5,12 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kvpool import regions
+from kvpool.buffers import count
 from kvpool.plan import Plan
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
 from kvpool.tiers.copies import CHUNK_BYTES
 from kvpool.tiers.host_blocks import BLOCK_FIRST, HostBlocks
-from kvpool.tiers.host_pool import count
 from kvpool.tiers.pool_entry import entries_of
 from kvpool.tiers.pool_group import Allocation, HostPoolGroup
 

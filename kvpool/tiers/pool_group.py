@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from kvpool.buffers import count
 from kvpool.status import InvariantError, SpecError
-from kvpool.tiers.host_pool import HostPool, count
+from kvpool.tiers.host_pool import HostPool
 from kvpool.tiers.pool_entry import PoolEntry, checked
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.buffers import count
 from kvpool.spec import CacheSpec
 from kvpool.status import SpecError
 from kvpool.tiers import values
-from kvpool.tiers.host_pool import count
 from kvpool.tiers.pending import Counts, Key, Prefetch, Put, StoreBooks
 from kvpool.tiers.store_limit import StoreLimit
 from kvpool.tiers.trouble import Trouble

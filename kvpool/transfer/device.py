@@ -91,9 +91,7 @@ def pull(
     device = jax.devices()[0] if device is None else device
     place = jax.sharding.SingleDeviceSharding(device)
     request, inbox = checked_request(request), Inbox(plan, receiver)
-    missing = sorted(set(inbox.arrivals.outlines) - set(peers))
-    if missing:
-        raise SpecError(f"peers: wanted senders {missing} too")
+    inbox.check_peers(peers)
     blocks = [jnp.asarray(empty, device=device) for empty in inbox.blocks]
     for sender in inbox.arrivals.outlines:
         peer = server.connect(peers[sender])

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpool.buffers import positive
-from kvpool.schema import count
+from kvpool.buffers import count, positive
 from kvpool.status import SpecError
 from kvpool.transfer import wire
 from kvpool.transfer.answers import lacks_of, version_of
@@ -62,6 +61,12 @@ class Inbox:
         self.received = 0  # bytes of payload that came, also twice
         self._lock = threading.Lock()
         self.began: float | None = None  # time.perf_counter() at the first parcel's header
+
+    def check_peers(self, peers: Mapping[int, Any]) -> None:
+        """SpecError unless every sender has an entry."""
+        missing = sorted(set(self.arrivals.outlines) - set(peers))
+        if missing:
+            raise SpecError(f"peers: wanted senders {missing} too")
 
     def aside(self) -> np.ndarray:
         """u8[...], room for any portion; memory that is used again is there already."""
@@ -128,9 +133,7 @@ async def fetch(
       Refused: by a sender, with its reason.
       TransferError: when streams broke too often; the inbox keeps what came.
     """
-    missing = sorted(set(inbox.arrivals.outlines) - set(peers))
-    if missing:
-        raise SpecError(f"peers: wanted senders {missing} too")
+    inbox.check_peers(peers)
     peers = {sender: wire.address(f"peers[{sender}]", peer) for sender, peer in peers.items()}
     streams, retries = positive("streams", streams), count("retries", retries)
     timeout, token = wire.seconds("timeout", timeout), wire.token_text(token)
