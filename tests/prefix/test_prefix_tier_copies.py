@@ -198,9 +198,16 @@ def test_every_request_for_host_blocks_that_fails(where, calls, exhausted, monke
     assert losses.each(where, run) == calls
 
 
-def test_a_warning_that_is_an_error_comes_before_anything_is_changed(monkeypatch):
+@pytest.mark.parametrize(
+    ("in_copies", "says"),
+    [(True, "blocks cannot be copied to the host"), (False, "host blocks cannot be taken")],
+)
+def test_a_warning_that_is_an_error_comes_before_anything_is_changed(in_copies, says, monkeypatch):
     faults = Faults(monkeypatch)
-    faults.wrap_copies()
+    if in_copies:
+        faults.wrap_copies()
+    else:
+        faults.wrap(HostPoolGroup, "allocate")
     serving = Tiered(LAYERS, host=12)
     serving.fill(TOKENS)
     faults.arm(0)
@@ -209,7 +216,7 @@ def test_a_warning_that_is_an_error_comes_before_anything_is_changed(monkeypatch
         assert serving.evict({"full": 60}) == dict.fromkeys(GROUPS, 3)
         faults.arm(None)
         before, held = serving.state, serving.cache.stats().held
-        with pytest.raises(StoreWarning, match="blocks cannot be copied to the host"):
+        with pytest.raises(StoreWarning, match=says):
             serving.evict({"full": 61})
         assert leaves_equal(serving.state, before)
         assert serving.cache.stats().held == held
