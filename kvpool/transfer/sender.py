@@ -20,7 +20,6 @@ from kvpool.transfer.agreement import Agreement, agreement
 from kvpool.transfer.offer import Offer
 from kvpool.transfer.parcels import parcel_key
 from kvpool.transfer.plan import TransferPlan, plan
-from kvpool.transfer.shards import check_degrees
 from kvpool.transfer.stream import Stream, shards_of
 
 _AGAIN = 0.05  # seconds until a listener that found no room tries again
@@ -173,7 +172,6 @@ class Sender:
                 f"sender: wanted rank {hello.get('sender')!r:.80}, this is {offer.rank}"
             )
         receiver = shards_of(hello)
-        check_degrees(offer.shards, receiver)
         mine = agreement(offer.spec, offer.shards, receiver)
         version = mine.settle(Agreement.from_dict(hello.get("agreement")))
         has = hello.get("has", {})
